@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_hpc.base.process_status import process_stat
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from tests.training.forked import Forks
@@ -153,11 +154,13 @@ class Launch:
         """Waits for a started process; the test fails with the process's output if it takes too long."""
         start = time.monotonic()
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = process.communicate(timeout=PATIENCE * timeout_s)
         except subprocess.TimeoutExpired:
             self._kill(process)
             out, err = self._rest(process)
-            pytest.fail(f"still running after {timeout_s:g} s: {process.args}\n{out}\n{err}", pytrace=False)
+            pytest.fail(
+                f"still running after {PATIENCE * timeout_s:g} s: {process.args}\n{out}\n{err}", pytrace=False
+            )
         return Ended(process.returncode, out, err, time.monotonic() - start)
 
     def __call__(

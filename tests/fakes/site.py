@@ -18,6 +18,7 @@ from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
 from ddp_hpc.rehearse.launchers.failure import down_file
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.rehearsal_adapter import STAND_IN
+from tests.waiting import PATIENCE
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 
@@ -168,9 +169,11 @@ class Site:
 
     def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "F") -> dict[str, Any]:
         """Waits until a job has ended, or is in one of `states`, and returns its attributes."""
-        end_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + PATIENCE * timeout_s
         while (job := self.job(job_id))["job_state"] not in states:
-            assert time.monotonic() < end_s, f"{job_id} is not over after {timeout_s:g} s\n{self.logs()}"
+            assert time.monotonic() < end_s, (
+                f"{job_id} is not over after {PATIENCE * timeout_s:g} s\n{self.logs()}"
+            )
             time.sleep(0.05)
         return job
 
@@ -185,7 +188,7 @@ class Site:
 
     def close(self) -> None:
         """Ends all jobs, and waits for their end."""
-        end_s = time.monotonic() + 15.0
+        end_s = time.monotonic() + PATIENCE * 15.0
         while True:
             # The list is read again each time, because a job may submit another one shortly before its end.
             with jobs.locked(self.root / "schedule.lock"):

@@ -12,7 +12,7 @@ from tests.conftest import Launch, skip_without
 
 from .conftest import EXAMPLES, NEEDS, RunExample, weights
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak]
 
 NUM_STEPS = 240
 # Importing Lightning takes up to 15 s on a busy machine, and the examples stop 10 s before the end.

@@ -51,7 +51,7 @@ def test_ranks_of_open_mpi_are_one_world(launch: Launch, openmpi_mpiexec: Path) 
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("times", [1, pytest.param(25, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("times", [1, pytest.param(25, marks=[pytest.mark.soak])])
 def test_two_simultaneous_launches_are_two_worlds(launch: Launch, mpiexec: Path, times: int) -> None:
     argv = [mpiexec, "-n", "2", sys.executable, *EXEC, "python", TRAINS]
     for _ in range(times):

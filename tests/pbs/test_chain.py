@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.jobs import render
+from tests.waiting import PATIENCE
 
 # Arguments "steps_per_attempt last_step how": writes `state` as the trainer does, without training.
 TRAINER = """#!/bin/bash
@@ -64,14 +65,14 @@ def attempts(site: Site) -> list[str]:
 
 
 def wait_until_up(site: Site) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE * 30
     while not (run_dir(site) / "up").exists():
         assert time.monotonic() < end_s, site.logs()
         time.sleep(0.05)
 
 
 def wait_for_text(site: Site, path: Path, text: str) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE * 30
     while not (path.exists() and text in path.read_text()):
         assert time.monotonic() < end_s, site.logs()
         time.sleep(0.05)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes.site import Site, install, program
 from tests.pbs.jobs import JOBS, ranks, recording_conda, render
+from tests.waiting import PATIENCE
 
 VENV = Path(sys.prefix)
 TRAIN = ["python", "-m", "ddp_hpc.train", "--num-samples", "64", "--epochs", "1", "--batch-size", "4"]
@@ -124,7 +125,7 @@ def test_at_the_end_of_the_walltime_the_ranks_have_time_to_save(site: Site) -> N
 
 
 def _wait_for(path: Path, text: str) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + PATIENCE * 60
     while not (path.exists() and text in path.read_text()):
         assert time.monotonic() < end_s, f"{text!r} never came to {path.name}"
         time.sleep(0.05)

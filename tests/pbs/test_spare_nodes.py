@@ -20,7 +20,7 @@ from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 from tests.slurm.test_restarts import PLAIN, recorded
 from tests.training.forked import Forks
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 # A step takes 0.1 s.
 MODEL = """
@@ -66,7 +66,7 @@ def machine(make_site: MakeSite, nodes: Nodes, mpiexec: str) -> Site:
 
 
 def wait_for(site: Site, words: str) -> None:
-    end_s = time.monotonic() + 90
+    end_s = time.monotonic() + PATIENCE * 90
     while words not in site.logs():
         assert time.monotonic() < end_s, site.logs()
         time.sleep(0.1)

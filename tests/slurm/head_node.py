@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.waiting import PATIENCE
+
 from . import nodes
 from .configuration import HEAD, Layout
 from .nodes import ClusterError, wait_for
@@ -90,10 +92,10 @@ class HeadNode:
             env=self.environment(env),
         ) as process:
             try:
-                out, err = process.communicate(stdin, timeout=timeout)
+                out, err = process.communicate(stdin, timeout=PATIENCE * timeout)
             except subprocess.TimeoutExpired:
                 out, err = _end(process, patience_s=self.layout.settings.kill_wait_s + 5)
-                raise subprocess.TimeoutExpired(words, timeout, out, err) from None
+                raise subprocess.TimeoutExpired(words, PATIENCE * timeout, out, err) from None
             except BaseException:
                 process.kill()
                 raise

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tests.waiting import PATIENCE
+
 from .configuration import HEAD, Layout
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -25,12 +27,12 @@ def wait_for(what: str, look: Callable[[], _T], timeout: float = 20.0, step: flo
     Raises:
         ClusterError: no value was true within `timeout` seconds.
     """
-    end = time.monotonic() + timeout
+    end = time.monotonic() + PATIENCE * timeout
     while True:
         if result := look():
             return result
         if time.monotonic() > end:
-            raise ClusterError(f"no {what} after {timeout:g} s")
+            raise ClusterError(f"no {what} after {PATIENCE * timeout:g} s")
         time.sleep(step)
 
 

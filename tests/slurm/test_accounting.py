@@ -15,7 +15,7 @@ from .nodes import wait_for
 from .test_queue import ddp_hpc, end_soon, status
 
 # The jobs end after about 30 s, and the controller forgets them within 20 s more.
-pytestmark = [pytest.mark.slurm(accounting=True), pytest.mark.check, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slurm(accounting=True), pytest.mark.check]
 
 # In the array `half`, task 3 runs until it is cancelled; in the array `whole`, it ends too.
 TASK = """\

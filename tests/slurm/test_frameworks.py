@@ -17,7 +17,7 @@ from .submission import SUBMIT
 from .test_queue import status
 from .test_training import BIN, ENVIRONMENT
 
-pytestmark = [pytest.mark.slurm, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.soak]
 
 NUM_STEPS = 240
 # Importing Lightning takes up to 15 s on a busy machine, and the examples stop 10 s before the end.

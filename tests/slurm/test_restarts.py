@@ -416,7 +416,6 @@ def check_random_kills(run: Run, seed: int, step_s: float, steps: range, records
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("launcher", "seed"), [("srun", 0), ("srun", 1), ("torchrun", 2)])
 def test_random_kills_of_a_training_lose_and_repeat_nothing(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path, launcher: str, seed: int
@@ -429,7 +428,6 @@ def test_random_kills_of_a_training_lose_and_repeat_nothing(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_random_kills_of_a_plain_program_lose_nothing_and_never_run_two_attempts_at_once(
     cluster: Cluster, checksum: str, tmp_path: Path
 ) -> None:

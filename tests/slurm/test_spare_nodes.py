@@ -86,7 +86,6 @@ LOSSES = [
 ]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("lose", "launcher", "slurmd_timeout_s"), LOSSES)
 def test_a_node_that_dies_is_replaced_in_the_same_job(
     lose: str, launcher: str, slurmd_timeout_s: int, forks: Forks, tmp_path: Path
@@ -217,7 +216,6 @@ def test_below_the_minimum_number_of_nodes_another_job_resumes_the_run(forks: Fo
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize(("lose", "slurmd_timeout_s"), [("power", 60), ("power", 300), ("cable", 300)])
 def test_a_node_of_a_plain_program_that_dies_is_replaced(
@@ -315,7 +313,6 @@ def test_if_the_first_node_dies_another_one_requeues_the_job(forks: Forks, tmp_p
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first_lost", [1, 2], ids=["the second node", "the spare node"])
 def test_if_no_spare_node_is_left_another_job_resumes_the_run(
     first_lost: int, forks: Forks, tmp_path: Path

@@ -16,7 +16,7 @@ one_step_as_it_is = step.Stepper.one_step
 
 def one_step(self, position, *rest):
     time.sleep(0.02)
-    end_s = time.monotonic() + 150
+    end_s = time.monotonic() + 600
     while position.step == LAST_STEP - 1 and not Path("over").exists():
         if time.monotonic() > end_s:
             sys.exit("nobody came")

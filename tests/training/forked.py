@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.conftest import Ended, clean_environ
+from tests.waiting import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class Job:
 
     def wait(self, timeout_s: float = 60.0) -> list[int]:
         """The exit codes by rank, negative for signals. Kills the ranks after a time limit."""
-        end_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + PATIENCE * timeout_s
         while self.running():
             if time.monotonic() > end_s:
                 self.kill()
-                raise AssertionError(f"still running after {timeout_s:g} s\n{self.words()}")
+                raise AssertionError(f"still running after {PATIENCE * timeout_s:g} s\n{self.words()}")
             time.sleep(0.002)
         codes: list[int] = json.loads(self._codes.read_text())
         return codes

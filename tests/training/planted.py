@@ -25,7 +25,7 @@ destroy_as_it_is = group.dist.destroy_process_group
 
 
 def wait_for(name):
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 240
     while not Path(name).exists():
         assert time.monotonic() < until_s, f"rank 0 has not written {name}"
         time.sleep(0.01)

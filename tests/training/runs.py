@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Launch, clean_environ
+from tests.waiting import PATIENCE
 
 BIN = Path(sys.executable).parent
 # A Transformer that is fast on two cores: the default layers with an embedding of 64.
@@ -60,11 +61,11 @@ def run(
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=PATIENCE * timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        raise AssertionError(f"{argv} took more than {timeout_s} s\n{out}\n{err}") from None
+        raise AssertionError(f"{argv} took more than {PATIENCE * timeout_s:g} s\n{out}\n{err}") from None
     except BaseException:  # Ctrl-C, or the time limit of a test in benchmarks/gpu
         os.killpg(process.pid, signal.SIGKILL)
         raise

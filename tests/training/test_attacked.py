@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import PROJECT, clean_environ
 from tests.job_processes import command_of, job, listening_at, processes_below
+from tests.waiting import PATIENCE
 
 from .forked import Forks
 from .runs import LINEAR, start
@@ -24,7 +25,7 @@ RUN_ID = "attacked-job"
 
 
 def wait_for_steps(job: subprocess.Popen[str], cwd: Path) -> None:
-    end_s = time.monotonic() + 90
+    end_s = time.monotonic() + PATIENCE * 90
     while not (cwd / "metrics.jsonl").exists() or not (cwd / "metrics.jsonl").stat().st_size:
         assert job.poll() is None, job.communicate()
         assert time.monotonic() < end_s
@@ -101,7 +102,7 @@ def test_the_same_attacker_executes_code_through_torchs_rendezvous(tmp_path: Pat
         wait_for_steps(started, tmp_path)
         agents = [pid for pid in processes_below(started.pid) if b"ddp_hpc.torchrun" in command_of(pid)]
         attack(set().union(*map(listening_at, agents)), tmp_path, stays_s=8.0)
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + PATIENCE * 30
         while not (tmp_path / "canary").exists() and time.monotonic() < end_s:
             time.sleep(0.2)
     assert (tmp_path / "canary").exists()

@@ -18,8 +18,6 @@ OPTIONS = ["--model", "decoder", "--model-option", "layers=2", "--model-option",
 OPTIONS += ["--model-option", "tied=False", "--data", "../tokens.h5", "--dropout", "0", "--max-steps", "6"]
 OPTIONS += ["--lr-scaling", "none", "--weight-decay", "0.1", "--clip-norm", "0.5", "--metrics", "m.jsonl"]
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def losses_of(forks: Forks, home: Path, ranks: int, options: str) -> list[float]:
     home.mkdir()

@@ -23,6 +23,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
+from tests.waiting import PATIENCE
 lock = DirectoryLock(Path(sys.argv[1]), print)
 print("held", flush=True)
 time.sleep(60)
@@ -213,7 +214,7 @@ def test_releasing_a_lock_does_not_count_as_losing_it(
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)

@@ -21,6 +21,7 @@ from ddp_hpc.training.health.heartbeat_monitor import Monitor
 from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from tests.conftest import clean_environ
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
+from tests.waiting import PATIENCE
 
 from .beating import LOST
 
@@ -45,7 +46,7 @@ class Ranks:
 
     def words_of(self, rank, timeout_s=20):
         """The output and the exit code of a rank."""
-        text, _ = self.processes[rank].communicate(timeout=timeout_s)
+        text, _ = self.processes[rank].communicate(timeout=PATIENCE * timeout_s)
         return text, self.processes[rank].returncode
 
 

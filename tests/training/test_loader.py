@@ -46,7 +46,7 @@ def threads() -> list[threading.Thread]:
 
 
 def until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 40
     while not happened():
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
@@ -162,6 +162,7 @@ import numpy as np, torch
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.input.batch_loader import Loader
+from tests.waiting import PATIENCE
 
 def drain(batches):
     try:

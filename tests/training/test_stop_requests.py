@@ -16,6 +16,7 @@ from ddp_hpc.base.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
 from ddp_hpc.training.run.stop_protocol import TIME_LIMIT, OwnRequest
 from ddp_hpc.training.run.stop_requests import StopRequests
+from tests.waiting import PATIENCE
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -154,7 +155,7 @@ def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: 
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE * 30
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.005)
