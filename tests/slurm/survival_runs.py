@@ -73,7 +73,9 @@ class Run:
         """
         node = self.cluster.node_names[node_rank]
         pids = self.cluster.run(["pgrep", "--full", "--", words], node=node).stdout.split()[:limit]
-        return bool(pids) and self.cluster.run(["kill", "-KILL", *pids], node=node).returncode == 0
+        # A process can end between the two commands because another one of them was killed.
+        each = 'for pid; do kill -KILL "$pid" && killed=1; done; [ "$killed" ]'
+        return self.cluster.run(["sh", "-c", each, "kill", *pids], node=node).returncode == 0
 
     def processes(self) -> list[str]:
         """Returns the processes of the job on all nodes, by /proc; empty if none is left."""
