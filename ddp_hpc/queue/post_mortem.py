@@ -145,10 +145,12 @@ def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
     failure = first_failure(log, failed) if cause not in _TERMINATED else None
     host = (failure.host if failure else "") or (lost_node_in(log) if cause == "node" else "")
     lost_ranks = failed is not None or (state is not None and state.state is State.RUNNING)
+    # A lost rank or node leaves the state `running`, whose reason only says since when.
+    of_run = failed if state is not None and state.state is State.RUNNING else state
     reasons = (
         _how(job, cause, failure, lost_ranks=lost_ranks),
         job.reason.removeprefix(_NO_REASON),
-        state.reason if state else "",
+        of_run.reason if of_run else "",
     )
     return PostMortem(
         cause=cause,

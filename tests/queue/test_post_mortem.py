@@ -182,6 +182,14 @@ def test_the_recorded_cause_says_what_to_do() -> None:
     assert _with_record(Cause.REFUSED, 2).remedy == "correct the request, then submit it again"
 
 
+def test_the_reason_is_that_of_the_lost_rank_if_the_run_is_still_recorded_as_running() -> None:
+    lost = AttemptEnd(
+        cause=Cause.LOST_RANK, exit_code=1, reason="node2 does not answer", rank=1, host="node2"
+    )
+    running = RunState(State.RUNNING, 0, "since 2026-11-29 03:00:00")
+    assert failed("", running, recorded=lost).what == "exit code 1; node2 does not answer"
+
+
 def test_only_a_vague_recorded_cause_gives_way_to_the_log() -> None:
     log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     shown = {
