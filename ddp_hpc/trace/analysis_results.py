@@ -257,6 +257,19 @@ class HostWait:
 
 
 @dataclass(frozen=True)
+class BlockingCall:
+    """A call in which the host waits for the device or the driver, summed over a rank's steps."""
+
+    name: str
+    operator: str
+    """The innermost operator or annotation around it; empty outside of all of them."""
+    annotation: str
+    """The innermost annotation around this operator, or that the call is after the last step."""
+    num_calls: int
+    total_s: float
+
+
+@dataclass(frozen=True)
 class Gap:
     """A time in which a device did nothing, and what the host did for the largest part of it."""
 
@@ -358,6 +371,7 @@ class RankTrace:
     host_waits: tuple[HostWait, ...] = ()
     gaps: tuple[Gap, ...] = ()
     """The longest ones."""
+    blocking_calls: tuple[BlockingCall, ...] = ()
     path_links: PathLinks | None = None
     clock_ns: int = 0
     """The time to which the timestamps in the file are relative, on the common clock of the capture."""

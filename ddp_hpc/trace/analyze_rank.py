@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
+from ddp_hpc.trace.blocking_calls import blocking_calls
 from ddp_hpc.trace.device_summary import memories, summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers
 from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, annotated_kind, runs_on_host
@@ -82,6 +83,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         **summarize(recording, steps),
         host_waits=waits,
         gaps=gaps,
+        blocking_calls=blocking_calls(recording, steps, tree) if steps.numbers else (),
         clock_ns=clock_ns,
         named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
         first_input=first_input(recording, steps),

@@ -28,13 +28,13 @@ _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
 _CALLS = (
     (
-        r"\w*(Free|Alloc)",
+        r"\w*(Free|[Aa]lloc)",
         _MANY_CALLS,
         "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
         "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
     ),
     (
-        r"\w*(Free|Alloc)",
+        r"\w*(Free|[Aa]lloc)",
         0,
         "This call can wait until the device has finished everything: check whether the caching allocator is "
         "disabled, the memory nearly full, or a library allocates its own workspace.",

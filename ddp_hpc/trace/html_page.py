@@ -55,6 +55,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.slow_steps(capture),
             tables.idle(ranks, capture.rank_means),
             tables.host_waits(capture),
+            tables.blocking_calls(capture),
             tables.gaps(capture),
             tables.critical_path(capture),
             tables.launches(capture),

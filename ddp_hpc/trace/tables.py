@@ -184,6 +184,16 @@ def _host_name(call: str, operator: str) -> str:
     return " in ".join(filter(None, (call, operator))) or "Python, or code that was not recorded"
 
 
+def blocking_calls(capture: Capture) -> Table:
+    """Returns the calls in which the host waits for the device or the driver, the longest first."""
+    first, *others = _columns(capture, Column("call", "blocking calls of the host", _name), "ms")
+    rows = [
+        row | {"call": _host_name(row["name"], row["operator"])}
+        for row in _sums(capture, "blocking_calls", ("name", "operator", "annotation"), "total_s")
+    ]
+    return Table([first, Column("annotation", "annotation", _known(_name)), *others], rows)
+
+
 def gaps(capture: Capture) -> Table:
     """Returns the longest times in which a device did nothing."""
     columns = [

@@ -32,6 +32,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.slow_steps(capture), _MOST_WAITS),
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
         _show(tables.host_waits(capture), _MOST_WAITS),
+        _show(tables.blocking_calls(capture), _MOST_WAITS),
         _show(tables.gaps(capture)),
         _show(tables.launches(capture), _MOST_RANKS),
         _show(tables.critical_path(capture)),

@@ -109,6 +109,36 @@ def test_what_would_help_most_is_named_in_order(tmp_path):
     assert busy.findings[0].endswith("record several, for example with schedule(active=3).")
 
 
+def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_path):
+    def copy(number, at_us, dur_us, ran_us):
+        call = event("cuda_runtime", "cudaMemcpyAsync", at_us, dur_us, correlation=number)
+        return [call, event("gpu_memcpy", "Memcpy DtoH", ran_us, 10, 7, correlation=number)]
+
+    events = [
+        annotation("ProfilerStep#4", 0, 1000),
+        annotation("forward", 100, 500),
+        event("cpu_op", "aten::item", 100, 400),
+        event("cpu_op", "aten::copy_", 110, 300),
+        *copy(1, 120, 200, 300),  # returns after the copy
+        *copy(2, 330, 10, 335),  # returns before it
+        _runtime("cudaStreamSynchronize", 350, 50),
+        event("cuda_driver", "cuStreamSynchronize", 360, 30),
+        _runtime("cudaFreeAsync", 700, 50),
+        _runtime("cudaMalloc", 800, 20),
+        *launch(3, 900, "sgemm", 910, 600),
+        _runtime("cudaDeviceSynchronize", 1010, 500),
+        _runtime("cudaDeviceSynchronize", 1600, 700),
+    ]
+    for rank in range(2):
+        write(tmp_path / f"r{rank}.json", events[: 14 + 2 * rank], rank, 2)
+    assert _shown(tables.blocking_calls(read_capture(tmp_path))) == [
+        ("cudaDeviceSynchronize", "after the last step", "0.5", "0.25", "0.50", "1"),
+        ("cudaMemcpyAsync in aten::copy_", "forward", "1", "0.20", "0.20", "1"),
+        ("cudaStreamSynchronize in aten::copy_", "forward", "1", "0.05", "0.05", "1"),
+        ("cudaMalloc", "-", "1", "0.02", "0.02", "1"),
+    ]
+
+
 def test_the_longest_gaps_are_listed_with_what_the_host_does(tmp_path):
     for rank in range(2):
         write(tmp_path / f"r{rank}.json", recording()[: 7 + 20 * rank], rank, 2)
