@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -69,7 +69,7 @@ class Times:
         return self.wall_s - self.comm_exposed_s
 
 
-TIMES = tuple(field.name for field in fields(Times))
+TIMES = tuple(each.name for each in fields(Times))
 IDLE_CAUSES = tuple(name for name in TIMES if name.startswith("idle_") and name != "idle_s")
 """The fields of Times that divide the idle time of a device by cause."""
 PARTS = tuple(name for name in TIMES if name != "comm_hidden_s" and name not in IDLE_CAUSES)
@@ -384,8 +384,8 @@ class RankTrace:
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""
-    loading_s: float = 0.0
-    """The time per step in which the host fetched data, whatever the device did."""
+    host_s: dict[str, float] = field(default_factory=dict)
+    """The time per step in which the host was in each region, whatever the device did."""
     first_input: str = ""
     """The shape of the first layer's input, or why it is unknown; empty in captures without operators."""
     is_ring: bool = False

@@ -92,7 +92,7 @@ def findings(capture: Capture) -> list[str]:
             advice = "The DataLoader has no workers, so a step waits for each batch: set num_workers."
         else:
             advice = "More workers of the DataLoader, or a faster file format, can shorten it."
-        loading_s = statistics.fmean(trace.loading_s for trace in capture.ranks)
+        loading_s = statistics.fmean(trace.host_s.get("data", 0.0) for trace in capture.ranks)
         loading = f", and loading itself {duration(loading_s)} ({loading_s / wall_s:.0%}) on the host"
         itself = loading if capture.on_device else ""
         sentences.append(

@@ -48,7 +48,9 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "about": about(capture),
         "timeline": lines,
         "ranks": _without_empty(
-            *([tables.ranks(capture)] if len(capture.ranks) > 1 else []), tables.memory(capture)
+            *([tables.ranks(capture)] if len(capture.ranks) > 1 else []),
+            tables.host_regions(capture),
+            tables.memory(capture),
         ),
         "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
         "waits": _without_empty(

@@ -50,7 +50,7 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     elif any(trace.memory for trace in capture.ranks):
         peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
     found.append(("memory of the device" if capture.on_device else "memory", peak))
-    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
+    loading_s = sum(trace.host_s.get("data", 0.0) for trace in capture.ranks) / len(capture.ranks)
     loading = f"{duration(loading_s)}{capture.per_step}"
     if all(event.kind != "data" for trace in capture.ranks for event in trace.named):
         loading = "not recorded (no DataLoader, and no region named data)"

@@ -71,6 +71,7 @@ class Steps:
     times: tuple[Times, ...]
     regions: dict[str, Intervals]
     """Sorted intervals; on a device, those in which its kernels run, but for `data` those of the host."""
+    regions_on_host: dict[str, Intervals]
     separator: str
     """The value of RankTrace.steps_from."""
     on_host: Intervals
@@ -91,10 +92,10 @@ class Steps:
         """Returns for each moment whether the host is in a step. Without marked steps, it always is."""
         return (index_at(self.on_host, moments) >= 0) | (not self.separator)
 
-    @property
-    def loading_s(self) -> float:
-        """The time per step in which the host fetched data."""
-        return overlap(self.on_host, self.regions["data"]) * 1e-9 / (len(self.numbers) or 1)
+    def host_s(self) -> dict[str, float]:
+        """Returns the time per step in which the host was in each region."""
+        ns = {name: overlap(self.on_host, own) for name, own in self.regions_on_host.items()}
+        return {name: time_ns * 1e-9 / (len(self.numbers) or 1) for name, time_ns in ns.items() if time_ns}
 
 
 def measure(recording: Recording) -> Steps:
@@ -119,7 +120,7 @@ def measure(recording: Recording) -> Steps:
     sets["compute"] = union(host.intervals(is_op & ~waits))
     sets["waits"] = union(host.intervals(is_op & waits))
     sets["comm"] = union(host.intervals(is_comm))
-    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator, steps)
+    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, regions, separator, steps)
 
 
 def _measure_device(
@@ -153,7 +154,7 @@ def _measure_device(
     ) | (not separator)
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
-        numbers, *steps, _times_on_device(sets, steps), regions, separator, on_host_steps,
+        numbers, *steps, _times_on_device(sets, steps), regions, on_host, separator, on_host_steps,
         outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
         device=DeviceActivity(busy, gaps, launches, launched_in, waited_for, is_counted),

@@ -6,11 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
-from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, Memory, RankTrace, Times, present
+from ddp_hpc.trace.analysis_results import (
+    COLUMNS,
+    PART_NAMES,
+    REGIONS,
+    Capture,
+    Memory,
+    RankTrace,
+    Times,
+    present,
+)
+from ddp_hpc.trace.blocking_calls import AFTER
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
@@ -88,7 +99,6 @@ def ranks(capture: Capture) -> Table:
     rows: list[Row] = [
         {"name": f"rank {trace.rank}", "host": trace.host, "step": mean.wall_s}
         | {"own_s": mean.own_s}
-        | {"loading_s": trace.loading_s if trace.busy else 0.0}
         | vars(mean)
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
     ]
@@ -97,7 +107,27 @@ def ranks(capture: Capture) -> Table:
         Column("own_s", "step without comm", _ms),
         Column("step", "step", _ms),
         *_parts(rows),
-        *([Column("loading_s", "data loading (host)", _ms)] if any(r["loading_s"] for r in rows) else []),
+    ]
+    return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
+
+
+def host_regions(capture: Capture) -> Table:
+    """Returns the time of each region on the host of a device, for each of several ranks; that rank first
+    whose host takes longest without waiting in blocking calls.
+    """
+    rows: list[Row] = []
+    for trace in capture.ranks:
+        if trace.busy and trace.host_s and len(capture.ranks) > 1:
+            blocked = [call.total_s for call in trace.blocking_calls if call.annotation != AFTER]
+            blocked_s = sum(blocked) / len(trace.steps)
+            own_s = fmean(end_s - start_s for start_s, end_s in (step.limits_s(True) for step in trace.steps))
+            row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"blocked_s": blocked_s}
+            rows.append(row | {"name": f"rank {trace.rank}", "own_s": own_s - blocked_s})
+    columns = [
+        Column("name", "ranks by step on the host, ms"),
+        Column("own_s", "without blocking calls", _ms),
+        Column("blocked_s", "blocking calls", _ms),
+        *(Column(name, name, _ms) for name in REGIONS if any(row[name] for row in rows)),
     ]
     return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
 

@@ -27,7 +27,10 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.mean_steps(captures)),
     ]
     if len(captures) == 1 and len(capture.ranks) > 1:
-        blocks.append(_show(tables.ranks(capture), _MOST_RANKS))
+        blocks += [
+            _show(tables.ranks(capture), _MOST_RANKS),
+            _show(tables.host_regions(capture), _MOST_RANKS),
+        ]
     blocks += [
         _show(tables.slow_steps(capture), _MOST_WAITS),
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),

@@ -139,6 +139,24 @@ def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_p
     ]
 
 
+def test_the_rank_whose_host_takes_longest_is_the_first_by_its_regions(tmp_path):
+    for rank, wait_us in enumerate((100, 300, 0)):
+        own_us = 500 + 50 * (rank == 2)
+        events = [
+            annotation("ProfilerStep#4", 0, own_us + wait_us),
+            annotation("forward", 0, 100 + wait_us),
+            annotation("backward", 100 + wait_us, own_us - 100),
+            *launch(1, 0, "sgemm", 10, 90 + wait_us),
+            _runtime("cudaStreamSynchronize", 50, wait_us),
+        ]
+        write(tmp_path / f"r{rank}.json", events, rank, 3)
+    assert _shown(tables.host_regions(read_capture(tmp_path))) == [
+        ("rank 2", "0.55", "0.00", "0.10", "0.45"),
+        ("rank 0", "0.50", "0.10", "0.20", "0.40"),
+        ("rank 1", "0.50", "0.30", "0.40", "0.40"),
+    ]
+
+
 def test_the_longest_gaps_are_listed_with_what_the_host_does(tmp_path):
     for rank in range(2):
         write(tmp_path / f"r{rank}.json", recording()[: 7 + 20 * rank], rank, 2)
@@ -208,7 +226,7 @@ def test_the_time_of_data_loading_is_that_of_the_host(tmp_path):
     events += [*launch(1, 0, "before", 10, 130), *launch(2, 160, "forward", 170, 30)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert capture.mean.data_s == pytest.approx(10 * US)
-    assert capture.ranks[0].loading_s == pytest.approx(50 * US)
+    assert capture.ranks[0].host_s == {"data": pytest.approx(50 * US)}
     assert any("of a step, and loading itself 50 us" in text for text in capture.findings)
 
 
