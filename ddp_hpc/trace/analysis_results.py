@@ -132,6 +132,8 @@ class Collective:
     start_s: float
     dur_s: float
     step: int | None
+    exposed_s: float = 0.0
+    """The part of `dur_s` in which nothing was computed."""
     kernel: str = ""
     """The name of the kernel; empty on the host."""
     blocks: int = 0
@@ -412,6 +414,8 @@ class CollectiveRow:
     """Median duration of a call, including waiting for late ranks."""
     total_s: float
     """Total duration per rank, averaged over the ranks."""
+    exposed_s: float
+    """The part of `total_s` in which nothing was computed. Collectives at the same time count both."""
     transfer_s: float | None
     """Median time from the start on the last rank to the end; None without the calls of all ranks."""
     busbw_bytes_per_s: float | None

@@ -16,7 +16,7 @@ from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers
 from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, annotated_kind, runs_on_host
 from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
-from ddp_hpc.trace.intervals import few
+from ddp_hpc.trace.intervals import few, spent
 from ddp_hpc.trace.model_input import first_input
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
@@ -161,8 +161,9 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
             for number in around[around >= 0][-1:]:
                 messages[i] = _annotated(messages[i], recording.messages[number])
     starts, durations = events.starts[at], events.durations[at] * 1e-9
+    exposed = durations - spent((starts, events.ends[at]), steps.computing) * 1e-9
     times = (recording.zero_s + starts * 1e-9).tolist(), durations.tolist(), steps.numbers_at(starts)
-    rows = zip(messages, *times, kernels, blocks, strict=True)
+    rows = zip(messages, *times, exposed.tolist(), kernels, blocks, strict=True)
     return tuple(Collective(*message, *row) for message, *row in rows)
 
 

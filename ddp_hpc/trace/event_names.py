@@ -47,8 +47,6 @@ _KINDS = (
 """The collectives. A word is the first one with which it begins, as `_reduce_scatter_base` does."""
 SHARED_KINDS = ("collective", "send_recv")
 """The kinds of NCCL's kernels that run several collectives; all_to_all consists of sends and receives."""
-NOTIFICATION = "all_to_all (notify)"
-"""The kind of DeepEP's kernels that exchange the numbers of tokens and wait for the other ranks."""
 _BACKEND_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
 _ON_HOST = ("gloo", "mpi")
 """The backends whose annotations last as long as the collective; the others annotate only its launch."""
@@ -134,7 +132,7 @@ def kernel_kind(name: str) -> str | None:
     if match := _KERNEL.search(name):
         return kind_of(match[1])
     if match := _OTHER_KERNEL.search(name):
-        return match[1] or (NOTIFICATION if "notify" in match[2] else "all_to_all")
+        return match[1] or f"all_to_all ({match[2]})"
     return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 

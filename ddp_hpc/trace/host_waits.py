@@ -15,7 +15,7 @@ from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, overlap
+from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, overlap, spent
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
@@ -197,18 +197,11 @@ class _Host:
 
     def _own(self, index: Longs, idle: Intervals) -> Longs:
         """Returns the time of each event in the idle intervals, without that of the events inside it."""
-        starts, ends = idle
-        before = np.append(0, np.cumsum(ends - starts))
-
-        def idle_until(moments: Longs) -> Longs:
-            at = np.searchsorted(starts, moments, side="right")
-            return before[at] - np.where(at > 0, np.maximum(ends[at - 1] - moments, 0), 0)
-
-        spent = idle_until(self._ended[index]) - idle_until(self._begun[index])
+        whole = spent((self._begun[index], self._ended[index]), idle)
         above = self._above[index]
         inner = np.isin(above, index)
-        own = spent.copy()
-        np.subtract.at(own, np.searchsorted(index, above[inner]), spent[inner])
+        own = whole.copy()
+        np.subtract.at(own, np.searchsorted(index, above[inner]), whole[inner])
         return own
 
     def _add(self, index: Longs, own: Longs, found: dict[tuple[str, str], tuple[int, int]]) -> None:

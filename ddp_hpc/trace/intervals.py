@@ -79,6 +79,18 @@ def overlap(first: Intervals, second: Intervals) -> int:
     return int(np.diff(moments)[inside["first"] & inside["second"]].sum())
 
 
+def spent(intervals: Intervals, within: Intervals) -> Longs:
+    """Returns the time of each interval in others, which are sorted and do not overlap."""
+    starts, ends = within
+    before = np.append(0, np.cumsum(ends - starts))
+
+    def until(moments: Longs) -> Longs:
+        at = np.searchsorted(starts, moments, side="right")
+        return before[at] - np.where(at > 0, np.maximum(np.append(ends, 0)[at - 1] - moments, 0), 0)
+
+    return until(intervals[1]) - until(intervals[0])
+
+
 def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
     """Returns for each interval the index of the one that directly encloses it on the same thread, or -1."""
     enclosing = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events

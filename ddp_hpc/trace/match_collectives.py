@@ -62,7 +62,11 @@ def match(ranks: Sequence[RankTrace]) -> list[Matched]:
     matched = []
     for (kind, _, num_ranks, _), calls in by_kind.items():
         # If a backend does not record the group, calls in several groups could be mistaken for one.
-        if kind in _TOGETHER and 1 < len(calls) <= num_ranks and len(calls) == min(num_ranks, len(ranks)):
+        if (
+            kind.startswith(_TOGETHER)
+            and 1 < len(calls) <= num_ranks
+            and len(calls) == min(num_ranks, len(ranks))
+        ):
             matched += [Matched(group) for group in _same(calls) if _overlap(group, hosts)]
     return matched
 
@@ -174,6 +178,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 num_calls=round(len(own) / num_callers),
                 median_s=median_s,
                 total_s=sum(durations) / num_callers,
+                exposed_s=sum(call.exposed_s for _, call in own) / num_callers,
                 transfer_s=transfer_s,
                 busbw_bytes_per_s=bus_bandwidth(kind, num_ranks, num_bytes, transfer_s) or None,
                 slowest_s=slowest.dur_s,

@@ -72,6 +72,8 @@ class Steps:
     regions: dict[str, Intervals]
     """Sorted intervals; on a device, those in which its kernels run, but for `data` those of the host."""
     regions_on_host: dict[str, Intervals]
+    computing: Intervals
+    """The times in which a collective would be hidden, sorted."""
     separator: str
     """The value of RankTrace.steps_from."""
     on_host: Intervals
@@ -120,7 +122,10 @@ def measure(recording: Recording) -> Steps:
     sets["compute"] = union(host.intervals(is_op & ~waits))
     sets["waits"] = union(host.intervals(is_op & waits))
     sets["comm"] = union(host.intervals(is_comm))
-    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, regions, separator, steps)
+    moments, covers = cover({name: sets[name] for name in ("compute", "waits")})
+    compute = covers["compute"] & ~covers["waits"]
+    computing = moments[:-1][compute], moments[1:][compute]
+    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, regions, computing, separator, steps)
 
 
 def _measure_device(
@@ -154,7 +159,8 @@ def _measure_device(
     ) | (not separator)
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
-        numbers, *steps, _times_on_device(sets, steps), regions, on_host, separator, on_host_steps,
+        numbers, *steps, _times_on_device(sets, steps), regions, on_host, sets["compute"], separator,
+        on_host_steps,
         outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
         device=DeviceActivity(busy, gaps, launches, launched_in, waited_for, is_counted),

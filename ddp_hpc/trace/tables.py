@@ -275,6 +275,7 @@ def collectives(capture: Capture) -> Table:
         Column("num_ranks", "ranks", _known(str)),
         Column("num_calls", "calls", _count),
         Column("total_s", "total ms", _ms),
+        Column("exposed_s", "exposed ms", _ms),
         Column("median_s", "median ms", _ms),
         Column("transfer_s", "median transfer ms", _ms),
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
@@ -287,7 +288,7 @@ def collectives(capture: Capture) -> Table:
         step = "-" if row.slowest_step is None else row.slowest_step
         rows.append(
             vars(row)
-            | {"num_calls": row.num_calls / capture.num_steps, "total_s": row.total_s / capture.num_steps}
+            | {name: getattr(row, name) / capture.num_steps for name in ("num_calls", "total_s", "exposed_s")}
             | {"slowest": f"{row.slowest_rank}, {step}"}
         )
     unknown = {

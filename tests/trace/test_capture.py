@@ -23,7 +23,9 @@ def _run(directory, size=4, **slow):
 
 
 def test_the_parts_of_a_step_equal_a_calculation_by_hand(tmp_path):
-    times = read_capture(_run(tmp_path)).mean
+    capture = read_capture(_run(tmp_path))
+    times, (row,) = capture.mean, capture.collectives
+    assert (row.total_s, row.exposed_s) == (pytest.approx(3 * 90 * US), pytest.approx(3 * 40 * US))
     assert times.data_s == pytest.approx(10 * US)
     assert times.forward_s == pytest.approx(100 * US)
     assert times.backward_s == pytest.approx(200 * US)
@@ -343,7 +345,7 @@ def test_a_slow_rank_costs_nothing_in_steps_in_which_another_one_is_slower(tmp_p
     ("name", "kind"),
     [
         ("void two_shot_all_reduce_kernel<float>(...)", "all_reduce"),
-        ("void deep_ep::internode::dispatch<false, 8>(...)", "all_to_all"),
+        ("void deep_ep::internode::dispatch<false, 8>(...)", "all_to_all (dispatch)"),
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "collective"),
     ],
 )

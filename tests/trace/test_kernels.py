@@ -39,7 +39,7 @@ from .made import annotation, event, launch, training, write
         ("Memcpy HtoD (Pageable -> Device)", "copies"),
         ("void at::native::indexSelectLargeIndex<float, long>", "embedding and indexing"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
-        ("void dpsk::ep::internode::cached_notify<false>(int, int)", "all_to_all (notify)"),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int)", "all_to_all (cached_notify)"),
         ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int)", "embedding and indexing"),
         ("void fbgemm_gpu::bounds_check_indices_kernel<long>(at::PackedTensorAccessor64)",
          "embedding and indexing"),

@@ -60,10 +60,10 @@ ranks by step without comm, ms  step without comm  step  data  forward  backward
 rank 0                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 rank 1                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 
-collectives per step     size  ranks  calls  total ms  median ms  median transfer ms  busbw GB/s  slowest ms\
-  on rank, step
-all_reduce            3.9 KiB      2      1      0.09       0.09                0.09       0.044        0.09\
-           0, 2
+collectives per step     size  ranks  calls  total ms  exposed ms  median ms  median transfer ms  busbw GB/s\
+  slowest ms  on rank, step
+all_reduce            3.9 KiB      2      1      0.09        0.04       0.09                0.09       0.044\
+        0.09           0, 2
 
 annotations and modules per rank and step  calls  host ms  most ms on a rank  rank
 backward                                       1     0.24               0.24     1
