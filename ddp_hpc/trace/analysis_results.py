@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 ANNOTATION, OPERATOR, CALL = "annotation", "operator", "runtime call"
+AFTER = "after the last step"
+"""The place of a call after the last step on the host, while the device is not finished."""
 
 Curve: TypeAlias = tuple[tuple[float, ...], ...]
 """Moments on the common clock of the capture in seconds, and values that begin at each of them."""
@@ -87,6 +90,12 @@ PART_NAMES = {
     "memcpy_s": "memory copies",
     "idle_s": "idle",
     "comm_hidden_s": "hidden communication",
+    "idle_host_s": "late launch",
+    "idle_data_s": "waiting for data",
+    "idle_snapshot_s": "snapshot",
+    "idle_launch_s": "launch call",
+    "idle_kernel_s": "kernel queued",
+    "idle_other_s": "not recorded",
 }
 """The names of these fields in sentences and charts."""
 
@@ -247,28 +256,17 @@ class LaunchStats:
 
 
 @dataclass(frozen=True)
-class HostWait:
-    """What the host does while the device waits for a launch that has not begun, per step of one rank."""
+class HostTime:
+    """What the host does while it waits for the device or the device for it, summed over a rank's steps."""
 
-    call: str
+    name: str
     """The call of the device's runtime; empty outside of all calls."""
     operator: str
     """The innermost operator or annotation around it; empty outside of all of them."""
-    dur_s: float
-    num_calls: float
-
-
-@dataclass(frozen=True)
-class BlockingCall:
-    """A call in which the host waits for the device or the driver, summed over a rank's steps."""
-
-    name: str
-    operator: str
-    """The innermost operator or annotation around it; empty outside of all of them."""
-    annotation: str
-    """The innermost annotation around this operator, or that the call is after the last step."""
     num_calls: int
     total_s: float
+    annotation: str = ""
+    """For calls that block, the innermost annotation around the operator, or AFTER."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ class Gap:
     """The time from the start of the step to the gap."""
     dur_s: float
     call: str
-    """As in HostWait."""
+    """As in HostTime."""
     operator: str
     """The one in which the call takes longest."""
     share: float
@@ -370,10 +368,12 @@ class RankTrace:
     """Starts and ends of the times in which the device did something. Short gaps may be closed."""
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
-    host_waits: tuple[HostWait, ...] = ()
+    host_waits: tuple[HostTime, ...] = ()
+    """What the host does while the device waits for a launch that has not begun."""
     gaps: tuple[Gap, ...] = ()
     """The longest ones."""
-    blocking_calls: tuple[BlockingCall, ...] = ()
+    blocking_calls: tuple[HostTime, ...] = ()
+    """The calls in which the host waits for the device or the driver."""
     path_links: PathLinks | None = None
     clock_ns: int = 0
     """The time to which the timestamps in the file are relative, on the common clock of the capture."""
@@ -388,10 +388,23 @@ class RankTrace:
     is empty, there are none, and the only step is the whole recording."""
     host_s: dict[str, float] = field(default_factory=dict)
     """The time per step in which the host was in each region, whatever the device did."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    """What the trace says about the job: terms and descriptions."""
     first_input: str = ""
     """The shape of the first layer's input, or why it is unknown; empty in captures without operators."""
     is_ring: bool = False
     """Whether its collectives are those of gloo, in groups of all ranks or of one."""
+
+    @property
+    def blocked_s(self) -> float:
+        """The time per step in which the host is in blocking calls."""
+        return sum(call.total_s for call in self.blocking_calls if call.annotation != AFTER) / len(self.steps)
+
+    @property
+    def host_own_s(self) -> float:
+        """The mean step on the host without this time."""
+        limits = [step.limits_s(True) for step in self.steps]
+        return statistics.fmean(end_s - begin_s for begin_s, end_s in limits) - self.blocked_s
 
     def step_at(self, moment_s: float, on_host: bool = False) -> int | None:
         """Returns the number of the step that contains the moment, on the host or the device, or None."""

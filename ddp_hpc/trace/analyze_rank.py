@@ -17,7 +17,7 @@ from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, ann
 from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few, spent
-from ddp_hpc.trace.model_input import first_input
+from ddp_hpc.trace.model_input import first_input, metadata
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.region_times import region_times
@@ -87,6 +87,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         clock_ns=clock_ns,
         named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
         first_input=first_input(recording, steps),
+        metadata=metadata(reading.head, recording),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )

@@ -6,18 +6,17 @@ import re
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import BlockingCall
+from ddp_hpc.trace.analysis_results import AFTER, HostTime
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
-AFTER = "after the last step"
 _BLOCKING = re.compile(r"(?!\w*(Async|Graph))\w*(Synchronize|Free|[Aa]lloc|Memcpy)")
 _MOST = 100
 
 
-def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[BlockingCall, ...]:
+def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostTime, ...]:
     """Returns the calls by name and what is around them, those with the longest time first.
 
     These are calls that synchronize, allocate or free memory, and copies whose call ends after the copy.
@@ -46,7 +45,7 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
     times = np.bincount(index, calls.durations[at] * 1e-9).tolist()
     counts = np.bincount(index).tolist()
     found = [
-        BlockingCall(calls.names[name][1], texts[one], texts[other] if other != one else "", num, total_s)
+        HostTime(calls.names[name][1], texts[one], num, total_s, texts[other] if other != one else "")
         for (name, one, other), num, total_s in zip(groups.T.tolist(), counts, times, strict=True)
     ]
     return tuple(sorted(found, key=lambda call: -call.total_s)[:_MOST])

@@ -127,6 +127,8 @@ class Recording:
     messages: Sequence[Message]
     shapes: Sequence[str]
     """Shapes and data types of inputs; the first is empty."""
+    has_stacks: bool
+    """Whether the calls of Python functions were recorded."""
     num_dropped: int
     """The number of events that were not kept."""
 
@@ -161,6 +163,7 @@ class Collector:
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
         self.shapes = Numbers({"": 0})
+        self.has_stacks = False
 
     def add(self, events: list[Event], world_size: int) -> None:
         """Adds events of a program of `world_size` ranks, or 0 if this is unknown."""
@@ -177,7 +180,9 @@ class Collector:
         inputs = [_decoded(_Inputs, event) for event in host]
         texts = [(bytes(one.dims)[:_MOST_DIMS], bytes(one.types)[:_MOST_DIMS]) for one in inputs]
         shapes = [self.shapes[names.shapes_of(*one)] for one in texts]
-        self.modules.add([event for event in of["python_function"] if event.name.startswith("nn.Module: ")])
+        modules = [event for event in of["python_function"] if event.name.startswith("nn.Module: ")]
+        self.modules.add(modules)
+        self.has_stacks |= len(modules) < len(of["python_function"])
         self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:
             if category.endswith(_RUNTIMES):
@@ -228,6 +233,7 @@ class Collector:
             zero_s=clock_ns * 1e-9 + base_us * 1e-6,
             messages=tuple(self.messages),
             shapes=tuple(self.shapes),
+            has_stacks=self.has_stacks,
             num_dropped=sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )

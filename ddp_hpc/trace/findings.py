@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
+    AFTER,
+    IDLE_CAUSES,
     PART_NAMES,
     PARTS,
     Capture,
@@ -23,9 +25,10 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
-from ddp_hpc.trace.host_waits import describe
+from ddp_hpc.trace.host_waits import advice
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.slow_steps import differences, slow_among
+from ddp_hpc.trace.tables import blocking_calls
 from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05
@@ -40,14 +43,6 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
-_CAUSES = {
-    "idle_host_s": "before the host launches the next kernel",
-    "idle_launch_s": "during the call that launches the next kernel",
-    "idle_data_s": "while the host waits for data",
-    "idle_snapshot_s": "while the host saves a snapshot",
-    "idle_kernel_s": "after the launch of the next kernel, for example because it waits for another stream",
-    "idle_other_s": "before kernels whose launch was not recorded",
-}
 _STEPS = {
     UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
     "": "The recording, in which no steps are marked, takes",
@@ -73,12 +68,12 @@ def findings(capture: Capture) -> list[str]:
         is_shared = 2 * straggler.share * wall_s < straggler.excess_s
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
-            f"Without {'the delay within the step' if straggler.before_s else 'this delay'}, a step would be "
+            f"Without {'this rest' if straggler.before_s else 'this delay'}, a step would be "
             f"up to {straggler.share:.0%} shorter{', since another rank is nearly as slow' * is_shared}."
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
-    sentences.append(_gains(capture, wall_s))
+    sentences += [_gains(capture, wall_s), *_blocking(capture, wall_s), *_cut_starts(capture, wall_s)]
     load = capture.slowest_load
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
@@ -121,24 +116,27 @@ def _gains(capture: Capture, wall_s: float) -> str:
     mean, straggler = capture.mean, capture.straggler
     delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
     waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
+    other = f" other than waiting for {rank}" * bool(straggler)
+    idle_s = 0.0 if capture.on_device else mean.idle_s
     waits = {
-        f"the delay of {rank}": delay_s,
-        f"the late start of {rank}": late_s,
-        "waiting for data": mean.data_s,
-        "saving snapshots": mean.snapshot_s,
-        "late launches by the host": mean.idle_host_s,
-        "long calls that launch kernels": mean.idle_launch_s,
-        "waits of kernels that are launched": mean.idle_kernel_s,
-        "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
-        "exposed communication" + f" other than waiting for {rank}" * bool(straggler): mean.comm_exposed_s
-        - waited_s,
-        "exposed memory copies": mean.memcpy_s,
+        f"the delay of {rank} (attainable, with its cause)": delay_s,
+        f"the late start of {rank} (attainable, with its cause)": late_s,
+        "waiting for data (attainable: load it ahead)": mean.data_s,
+        "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
+        "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,
+        "long calls that launch kernels (a bound)": mean.idle_launch_s,
+        "waits of kernels that are launched (a bound)": mean.idle_kernel_s,
+        "Python or other code outside of operators (a bound)": idle_s,
+        f"exposed communication{other} (a bound: what fits behind computation can be hidden)": (
+            mean.comm_exposed_s - waited_s
+        ),
+        "exposed memory copies (a bound: what fits behind computation can be hidden)": mean.memcpy_s,
     }
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
     if longest:
         gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
-        return f"What would help most: {whole} would be shorter by at most {gains}."
+        return f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
     kinds: defaultdict[str, float] = defaultdict(float)
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
         if kernel.kind in KINDS:
@@ -150,6 +148,42 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"No wait takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
         "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
     )
+
+
+def _blocking(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Names the calls in which the host waits, if they take a large part of a step."""
+    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
+    rows = [row for row in blocking_calls(capture).rows if row["annotation"] != AFTER]
+    if capture.on_device and blocked_s >= _MUCH * wall_s:
+        first = rows[0]
+        where = f" in {first['annotation']}" if first["annotation"] else ""
+        times = f" ({first['num_calls']:,.3g} times)" if first["num_calls"] > 1 else ""
+        num_calls = sum(row["num_calls"] for row in rows if row["name"] == first["name"])
+        yield (
+            f"The host is in blocking calls for {duration(blocked_s)} ({blocked_s / wall_s:.0%}) of "
+            f"{capture.a_step}, of which {duration(first['total_s'])} is {first['call']}{where}{times}. "
+            f"{advice(first['name'], num_calls)}".rstrip()
+        )
+
+
+def _cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Says on which ranks the device was busy with earlier work at the start of the recording, if the host
+    fetched data in the meantime.
+    """
+    late = {
+        trace.rank: -trace.steps[0].on_host[0]
+        for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
+        if trace.busy and trace.steps[0].on_host
+        if trace.host_s.get("data", 0.0) - mean.data_s >= _LITTLE * wall_s
+    }
+    late = {rank: late_s / capture.num_steps for rank, late_s in late.items()}
+    if named := [
+        f"{rank} ({duration(late_s)})" for rank, late_s in late.items() if late_s >= _LITTLE * wall_s
+    ]:
+        yield (
+            f"The step is cut off at its start on rank {first_of(named)}: the device still ran earlier work, "
+            "so this time and data loading in it are not in the step."
+        )
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
@@ -220,8 +254,7 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
     usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
     gain = sum(lengths[number] - usual_s for number in slow) / (sum(lengths.values()) or 1.0)
     named = [
-        f"{duration(part_s)} is "
-        + (PART_NAMES.get(part) or f"time in which the device does nothing {_CAUSES[part]}")
+        f"{duration(part_s)} is " + "idle time of the device: " * (part in IDLE_CAUSES) + PART_NAMES[part]
         for part, part_s in more.items()
         if part_s >= _MUCH_IDLE * more_s
     ]
@@ -238,13 +271,9 @@ def _idle(capture: Capture, wall_s: float) -> Iterator[str]:
     idle_s = overall.device_idle_s
     if idle_s < _MUCH_IDLE * wall_s:
         return
-    causes = sorted(((getattr(overall, cause), text) for cause, text in _CAUSES.items()), reverse=True)
-    named = ", ".join(
-        f"{duration(cause_s)} {text}" for cause_s, text in causes if cause_s >= _LITTLE * wall_s
-    )
+    causes = sorted(((getattr(overall, cause), PART_NAMES[cause]) for cause in IDLE_CAUSES), reverse=True)
+    named = ", ".join(f"{duration(one_s)} {text}" for one_s, text in causes if one_s >= _LITTLE * wall_s)
     share = f"{idle_s / wall_s:.0%}"
-    if overall.idle_data_s >= _LITTLE * wall_s:
-        share += f", of which {overall.idle_data_s / wall_s:.0%} is waiting for data"
     yield f"The device does nothing for {duration(idle_s)} of {capture.a_step} ({share}): {named}."
     launches = [trace.launches for trace in capture.ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
@@ -258,24 +287,21 @@ def _idle(capture: Capture, wall_s: float) -> Iterator[str]:
 
 def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
-    waited_s = capture.mean.idle_host_s
     num_late = statistics.fmean(stats.num_late for stats in launches)
-    during = describe(capture.ranks, capture.per_step)
-    if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
-        num_waits = max(1, round(num_late))
-        return (
-            f"The device waits for the host {counted(num_waits, 'time')}{capture.per_step}, for "
-            f"{duration(waited_s / num_waits)} on average. {during}"
-        )
+    wait_s = capture.mean.idle_host_s / max(1, num_late)
+    text = (
+        f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
+        f"{duration(wait_s)} on average."
+    )
+    if wait_s > _LONG_WAIT_S:
+        return text
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
-    num_short = statistics.fmean(stats.num_short for stats in launches)
+    short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
     option = " (--compile reduce-overhead)" if is_own(capture.ranks) else ""
-    share = f"{num_short / num_kernels:.0%}"
     return (
-        f"The host launches {num_kernels:,.0f} kernels{capture.per_step}, and {share} of them are shorter "
-        "than the call that launches them. Larger batches, torch.compile or CUDA graphs"
-        f"{option} reduce the work of the host. {during}"
-    ).rstrip()
+        f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
+        f"larger batches, torch.compile or CUDA graphs{option} reduce the work of the host."
+    )
 
 
 def _critical_path(path: CriticalPath, capture: Capture) -> str:
@@ -284,8 +310,8 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
     for row in path.rows:
         times[_way(row)] += row.dur_s
     shares = ", ".join(
-        f"{time_s / total_s:.0%} {way}"
-        for way, time_s in sorted(times.items(), key=lambda item: -item[1])
+        f"{time_s / total_s:.0%} {'of it ' * (not at)}{way}"
+        for at, (way, time_s) in enumerate(sorted(times.items(), key=lambda item: -item[1]))
         if time_s >= _LITTLE * total_s
     )
     step = f"step {path.step}" if capture.has_steps else capture.a_step
@@ -298,6 +324,9 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
             f" It begins on rank {path.begin_rank}, ends on rank {path.end_rank}, and includes "
             f"{counted(path.num_ranks, 'rank')}."
         )
+    mean_s = capture.mean.wall_s
+    if len(capture.ranks) > 1 and mean_s - path.total_s >= _MUCH * mean_s:
+        text += f" The mean step of {duration(mean_s)} is longer, since ranks that begin it earlier wait."
     if times[_KINDS[COMMUNICATION]] > 2 * capture.mean.comm_exposed_s + _MUCH * total_s:
         text += " Other computation runs during most of these collectives."
     if capture.missing:

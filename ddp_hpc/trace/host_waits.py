@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ddp_hpc.base.units import duration
-from ddp_hpc.trace.analysis_results import Gap, HostWait, RankTrace
+from ddp_hpc.trace.analysis_results import Gap, HostTime
 from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
@@ -20,10 +17,6 @@ from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 5, 100
-_MOST_NAMED = 3
-_LEAST_SHARE = 0.1
-"""Fraction of all waits that those in a call must take to be named."""
-_NO_OPERATOR = "Python or other code outside of operators"
 _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
 _CALLS = (
@@ -42,7 +35,9 @@ _CALLS = (
     (
         r"\w*(Synchronize|Memcpy)",
         0,
-        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
+        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so. If it "
+        "does not need them at once, this time can be avoided, and the step is shorter where the device is "
+        "idle after the call.",
     ),
 )
 """Calls in which a host can wait for the device, their least number per step, and what to do."""
@@ -50,7 +45,7 @@ _CALLS = (
 
 def host_waits(
     recording: Recording, steps: Steps, tree: CallTree
-) -> tuple[tuple[HostWait, ...], tuple[Gap, ...]]:
+) -> tuple[tuple[HostTime, ...], tuple[Gap, ...]]:
     """Returns what the host does in all waits for late launches, the longest first, and the longest gaps."""
     device = steps.device
     if device is None:
@@ -70,46 +65,16 @@ def host_waits(
         ).items():
             times[what] += time_ns
             counts[what] += count
-    num_steps = len(steps.numbers)
     found = [
-        HostWait(*what, times[what] * 1e-9 / num_steps, counts[what] / num_steps)
+        HostTime(*what, counts[what], times[what] * 1e-9)
         for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
     ]
     return tuple(found), _longest(recording.device, steps, device.gaps, host)
 
 
-def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
-    """Returns the means of the ranks' waits, the longest first."""
-    means: dict[tuple[str, str], HostWait] = {}
-    for wait in (wait for trace in ranks for wait in trace.host_waits):
-        before = means.get((wait.call, wait.operator), replace(wait, dur_s=0.0, num_calls=0.0))
-        means[wait.call, wait.operator] = replace(
-            wait,
-            dur_s=before.dur_s + wait.dur_s / len(ranks),
-            num_calls=before.num_calls + wait.num_calls / len(ranks),
-        )
-    return sorted(means.values(), key=lambda wait: -wait.dur_s)
-
-
-def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
-    """Names the calls and operators in which the host spends most of the waits."""
-    times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for wait in mean_host_waits(ranks):  # the longest first
-        what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
-        times[what][0] += wait.dur_s
-        times[what][1] += wait.num_calls
-    whole_s = sum(dur_s for dur_s, _ in times.values())
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
-    named = [
-        f"{duration(dur_s)} in {what}" + (f" ({num:,.3g} times)" if num > 1 else "")
-        for what, (dur_s, num) in longest
-        if dur_s >= _LEAST_SHARE * whole_s
-    ]
-    if not named:
-        return ""
-    what, (_, num) = longest[0]
-    advice = next((f" {text}" for words, least, text in _CALLS if re.match(words, what) and num >= least), "")
-    return f"During these waits, the host spends{per_step} {', '.join(named)}.{advice}"
+def advice(call: str, num_calls: float) -> str:
+    """Returns what to do about a call in which the host waits, if it is made so often in a step."""
+    return next((text for words, least, text in _CALLS if re.match(words, call) and num_calls >= least), "")
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:

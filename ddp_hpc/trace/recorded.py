@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
@@ -12,8 +13,8 @@ from ddp_hpc.trace.kernel_kinds import KINDS, data_type
 from ddp_hpc.trace.tables import device_memory, weighted
 from ddp_hpc.trace.trace_files import first_of
 
-_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE = 64, 3, 0.001
-_PRODUCTS = ("attention", "convolution", "matrix products")
+_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MOST_CHARACTERS = 64, 3, 0.001, 300
+_PRODUCTS = ("matrix products", "attention", "convolution")
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
@@ -40,7 +41,7 @@ def about(capture: Capture) -> list[tuple[str, str]]:
         found.append(("Tensor or matrix cores", _use_of_cores(capture)))
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
-    found.append(("data types of matrix products", _data_types(capture)))
+    found += _data_types(capture)
     if not capture.collectives:
         found.append(("communication", "no collective was recorded"))
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in device_memory(trace)]
@@ -55,6 +56,7 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     if all(event.kind != "data" for trace in capture.ranks for event in trace.named):
         loading = "not recorded (no DataLoader, and no region named data)"
     found.append((f"data loading{on_host}", loading))
+    found += [(term, cut(text, _MOST_CHARACTERS)) for term, text in first.metadata]
     found.append(("events", f"{sum(trace.num_events for trace in capture.ranks):,}"))
     return [(term, text) for term, text in found if text]
 
@@ -69,13 +71,18 @@ def _use_of_cores(capture: Capture) -> str:
     return f"{known or unknown}; occupancy: {estimate}"
 
 
-def _data_types(capture: Capture) -> str:
-    """Returns the shares of the data types of inputs or, if they were not recorded, in names of kernels."""
-    times: defaultdict[str, float] = defaultdict(float)
+def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
+    """Yields the shares of the data types of inputs or, if they were not recorded, in names of kernels, for
+    each kind of kernels with matrix products.
+    """
+    times: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
-        if kernel.kind in _PRODUCTS:
-            inputs = re.search(r"\((\w+)", kernel.shapes)
-            times[inputs[1] if inputs else data_type(kernel.name)] += kernel.total_s
-    shares = {dtype: dtype_s / (sum(times.values()) or 1.0) for dtype, dtype_s in times.items()}
-    longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]
-    return ", ".join(f"{shares[dtype]:.1%} {dtype}" for dtype in longest if shares[dtype] > _LEAST_SHARE)
+        inputs = re.search(r"\((\w+)", kernel.shapes)
+        times[kernel.kind][inputs[1] if inputs else data_type(kernel.name)] += kernel.total_s
+    for kind in _PRODUCTS:
+        shares = {
+            dtype: dtype_s / (sum(times[kind].values()) or 1.0) for dtype, dtype_s in times[kind].items()
+        }
+        longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]
+        shown = (f"{shares[dtype]:.1%} {dtype}" for dtype in longest if shares[dtype] > _LEAST_SHARE)
+        yield f"data types of {kind}", ", ".join(shown)

@@ -167,9 +167,16 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
         f". It began the step {duration(late_s)} after the first rank, for a cause before this "
-        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}; the rest, "
-        f"{duration(lost_s)}, is within the step"
+        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}; the trace does not "
+        f"explain the rest, {duration(lost_s)}"
     )
+    own = {trace.rank: trace.host_own_s for trace in ranks if trace.busy}
+    if rank in own and len(own) > 1:
+        others_s = statistics.median(own_s for other, own_s in own.items() if other != rank)
+        evidence += (
+            f": its host works for {duration(own[rank])} in the step without blocking calls, those of the "
+            f"other ranks for {duration(others_s)} (median)"
+        )
     return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s, waited[rank])
 
 

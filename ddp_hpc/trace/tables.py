@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     COLUMNS,
+    IDLE_CAUSES,
     PART_NAMES,
     REGIONS,
     Capture,
@@ -21,24 +21,12 @@ from ddp_hpc.trace.analysis_results import (
     Times,
     present,
 )
-from ddp_hpc.trace.blocking_calls import AFTER
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
-from ddp_hpc.trace.host_waits import mean_host_waits
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
 _MOST_SLOW = 20
-_CAUSES = {
-    "idle_host_s": "late launch",
-    "idle_data_s": "data",
-    "idle_snapshot_s": "snapshot",
-    "idle_launch_s": "launch call",
-    "idle_kernel_s": "kernel queued",
-    "idle_other_s": "not recorded",
-}
-"""The headings of the causes of idle time."""
-
 _ESTIMATES = (
     Column("tensor_cores", "Tensor or matrix cores at least (by name)", "{:.0%}".format),
     Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
@@ -118,11 +106,8 @@ def host_regions(capture: Capture) -> Table:
     rows: list[Row] = []
     for trace in capture.ranks:
         if trace.busy and trace.host_s and len(capture.ranks) > 1:
-            blocked = [call.total_s for call in trace.blocking_calls if call.annotation != AFTER]
-            blocked_s = sum(blocked) / len(trace.steps)
-            own_s = fmean(end_s - start_s for start_s, end_s in (step.limits_s(True) for step in trace.steps))
-            row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"blocked_s": blocked_s}
-            rows.append(row | {"name": f"rank {trace.rank}", "own_s": own_s - blocked_s})
+            row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"name": f"rank {trace.rank}"}
+            rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
     columns = [
         Column("name", "ranks by step on the host, ms"),
         Column("own_s", "without blocking calls", _ms),
@@ -170,7 +155,7 @@ def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
         if mean.device_idle_s
     ]
     columns = [Column("name", "idle device, ms"), Column("total", "total", _ms)]
-    columns += [Column(cause, _CAUSES[cause], _ms) for cause in present(means, tuple(_CAUSES))]
+    columns += [Column(cause, PART_NAMES[cause], _ms) for cause in present(means, IDLE_CAUSES)]
     return Table(columns, rows)
 
 
@@ -194,20 +179,19 @@ def launches(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    columns = [
-        Column("call", "while the device waits, the host is in", _name),
-        Column("dur_s", f"ms{capture.per_step}", _ms),
-        Column("share", f"share of {capture.a_step}", "{:.1%}".format),
-        Column("num_calls", f"times{capture.per_step}", "{:,.1f}".format),
-    ]
-    rows: list[Row] = [
-        vars(wait)
-        | {"share": wait.dur_s / (capture.mean.wall_s or 1.0)}
-        | {"call": _host_name(wait.call, wait.operator)}
-        for wait in mean_host_waits(capture.ranks)
-        if wait.dur_s
-    ]
-    return Table(columns, rows)
+    first, *others = _columns(capture, Column("call", "while the device waits, the host is in", _name), "ms")
+    share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
+    rows = _sums(capture, "host_waits", ("name", "operator"), "total_s")
+    return Table(
+        [first, share, *others],
+        [
+            row
+            | {"call": _host_name(row["name"], row["operator"])}
+            | {"share": row["total_s"] / (capture.mean.wall_s or 1.0)}
+            for row in rows
+            if row["total_s"]
+        ],
+    )
 
 
 def _host_name(call: str, operator: str) -> str:
@@ -353,7 +337,7 @@ def slow_steps(capture: Capture) -> Table:
         Column("rank", "rank"),
         Column("dur_s", "ms", _ms),
         Column("excess_s", "more than the others ms", _ms),
-        Column("part", "most of it is", lambda part: PART_NAMES.get(part) or f"idle: {_CAUSES[part]}"),
+        Column("part", "most of it is", lambda part: "idle: " * (part in IDLE_CAUSES) + PART_NAMES[part]),
         more("part_s"),
         Column("call", "on the host in", _known(_name)),
         more("call_s"),

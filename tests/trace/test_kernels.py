@@ -279,6 +279,7 @@ def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path
     events += launch(3, 120, "elementwise_kernel<float>", 300, 500)
     capture = read_capture(write(tmp_path / "rank0.json", events))
     assert dict(about(capture))["data types of matrix products"] == shown
+    assert "data types of attention" not in dict(about(capture))
 
 
 @pytest.mark.parametrize(
