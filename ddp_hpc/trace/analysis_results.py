@@ -198,6 +198,19 @@ class SlowStep:
     kernel_s: float = 0.0
 
 
+class Launch(NamedTuple):
+    """How a kernel was launched."""
+
+    grid: tuple[int, ...] = ()
+    """The number of blocks in each dimension; empty if unknown."""
+    block: tuple[int, ...] = ()
+    """The number of threads in each dimension."""
+    registers: int = 0
+    """Per thread; 0 if unknown."""
+    shared_bytes: int = 0
+    """Per block."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel or copy that was launched in an operator, summed over those that begin in a rank's steps."""
@@ -211,6 +224,11 @@ class Kernel:
     total_s: float
     shapes: str = ""
     """The shapes of the operator's inputs; empty if they were not recorded."""
+    launch: Launch | None = None
+    beside: tuple[int, float] = (0, 0.0)
+    """Number and median duration of the calls of which a collective runs for at least 90 % of the time."""
+    alone: tuple[int, float] = (0, 0.0)
+    """The same of the calls during which no collective runs."""
     tensor_cores: float | None = None
     """1 if its name shows that it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if unknown."""
     # Kineto's estimates: the means over the calls, weighted by their durations.

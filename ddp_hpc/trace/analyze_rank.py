@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
     messages = [recording.messages[number] for number in events.fields["message"][at]]
     kernels, blocks = [""] * len(at), [0] * len(at)
     if events is device:
-        blocks = device.fields["blocks"][at].tolist()
+        blocks = [math.prod(recording.configs[i].grid or (0,)) for i in device.fields["config"][at]]
         kernels = [device.names[number][1] for number in device.name[at]]
         for i, launcher in enumerate(tree.launcher[at].tolist()):
             around = host.fields["message"][tree.enclosing(launcher)]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
+from ddp_hpc.trace.analysis_results import Launch
 from ddp_hpc.trace.event_columns import Columns, Events, Numbers
 from ddp_hpc.trace.parse_events import Event
 
@@ -77,9 +78,10 @@ class _Kernel(_Link):
     blocks_per_sm: float = msgspec.field(name="blocks per SM", default=-1)
     warps_per_sm: float = msgspec.field(name="warps per SM", default=-1)
     occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1)
-    shared_bytes: int = msgspec.field(name="shared memory", default=0)
-    grid: tuple[int, ...] = (0,)
-    """The number of blocks in each dimension."""
+    shared_bytes: _Size = msgspec.field(name="shared memory", default=0)
+    registers: _Size = msgspec.field(name="registers per thread", default=0)
+    grid: tuple[_Size, ...] = ()
+    block: tuple[_Size, ...] = ()
 
     def __post_init__(self) -> None:
         # Kineto assumes that a block can have at most 48 KiB (computeOccupancyMetrics), and writes 0.
@@ -119,12 +121,13 @@ class Recording:
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
-    """Kernels and copies, with correlation IDs, `message` as above, the number of `blocks` or 0, and the
-    fields in OCCUPANCY."""
+    """Kernels and copies, with correlation IDs, `message` as above, indices in `configs`, and the fields in
+    OCCUPANCY."""
     memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
     messages: Sequence[Message]
+    configs: Sequence[Launch]
     shapes: Sequence[str]
     """Shapes and data types of inputs; the first is empty."""
     has_stacks: bool
@@ -158,10 +161,11 @@ class Collector:
         self.modules = Columns(threads)
         self.launches = Columns(threads, correlation="q")
         self.device = Columns(
-            Numbers(), correlation="q", message="i", blocks="q", **dict.fromkeys(OCCUPANCY, "d")
+            Numbers(), correlation="q", message="i", config="i", **dict.fromkeys(OCCUPANCY, "d")
         )
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
+        self.configs: Numbers[Launch] = Numbers()
         self.shapes = Numbers({"": 0})
         self.has_stacks = False
 
@@ -199,7 +203,8 @@ class Collector:
         kernels = [_decoded(_Kernel, event) for event in events]
         fields = {name: [getattr(kernel, name) for kernel in kernels] for name in ("correlation", *OCCUPANCY)}
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
-        fields["blocks"] = [math.prod(kernel.grid) % _MOST for kernel in kernels]
+        launches = [Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels]
+        fields["config"] = [self.configs[launch] for launch in launches]
         fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
 
@@ -232,6 +237,7 @@ class Collector:
             base_us=base_us,
             zero_s=clock_ns * 1e-9 + base_us * 1e-6,
             messages=tuple(self.messages),
+            configs=tuple(self.configs),
             shapes=tuple(self.shapes),
             has_stacks=self.has_stacks,
             num_dropped=sum(columns.num_dropped for columns in parts.values()),

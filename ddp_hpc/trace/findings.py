@@ -49,6 +49,10 @@ _STEPS = {
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
+_COMPARED_CALLS, _MANY_CALLS = 10, 30
+"""The least numbers of calls of a kernel, and of all kernels, beside collectives and alone."""
+_LEAST_COMPARED_S = 5e-6
+"""The least duration of these kernels, since the timestamps of some traces are microseconds."""
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
 _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
@@ -382,7 +386,28 @@ def _communication(capture: Capture) -> Iterator[str]:
         yield f"The collective that takes the most time is {row.kind}{_of_size(row)}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s
     if total_s:
-        yield f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
+        yield (
+            f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
+            f"{_slowed_down(capture.ranks)}"
+        )
+
+
+def _slowed_down(ranks: Sequence[RankTrace]) -> str:
+    """Compares the kernels that run beside collectives with the same ones alone, if there are enough."""
+    same = [
+        (*kernel.beside, *kernel.alone)
+        for trace in ranks
+        for kernel in trace.kernels
+        if min(kernel.beside[0], kernel.alone[0]) >= _COMPARED_CALLS and kernel.alone[1] >= _LEAST_COMPARED_S
+    ]
+    num_beside, num_alone = sum(own[0] for own in same), sum(own[2] for own in same)
+    if min(num_beside, num_alone) < _MANY_CALLS:
+        return ""
+    ratio = sum(num * dur_s for num, dur_s, *_ in same) / sum(num * dur_s for num, *_, dur_s in same)
+    return (
+        f" Kernels take {ratio:.2f} times as long beside a collective as alone ({num_beside:,} and "
+        f"{num_alone:,} calls of {counted(len(same), 'kernel')} with the same operator and grid; medians)."
+    )
 
 
 def _of_size(row: CollectiveRow) -> str:

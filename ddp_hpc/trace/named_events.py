@@ -14,9 +14,12 @@ from ddp_hpc.trace.analysis_results import ANNOTATION, CALL, OPERATOR, Kernel, N
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
-from ddp_hpc.trace.intervals import Ints, Longs, parents
+from ddp_hpc.trace.intervals import Ints, Longs, parents, spent, union
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.step_times import Steps
+
+_BESIDE = 0.9
+"""Fraction of a kernel during which a collective runs, above which it runs beside the collective."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +81,35 @@ def kernels(
     host, device, num_shapes = recording.host, recording.device, np.int64(len(recording.shapes))
     operator_of = np.append(host.name * num_shapes + host.fields["shapes"], len(host.names) * num_shapes)
     callers, caller = np.unique(operator_of[tree.launcher[chosen]], return_inverse=True)
-    pairs, index = np.unique(device.name[chosen] * np.int64(len(callers)) + caller, return_inverse=True)
+    num_configs = len(recording.configs)
+    configured = device.name[chosen] * np.int64(num_configs) + device.fields["config"][chosen]
+    pairs, index = np.unique(configured * len(callers) + caller, return_inverse=True)
     durations = device.durations[chosen] * 1e-9
     calls, totals = np.bincount(index), np.bincount(index, durations)
-    means = {name: _means(device.fields[name][chosen], durations, index) for name in OCCUPANCY}
+    hidden = spent(device.intervals(chosen), union(device.intervals(recording.is_collective))) * 1e-9
+    is_beside, is_alone = hidden > _BESIDE * durations, hidden == 0
+    order = np.argsort(index, kind="stable")
+    first = np.searchsorted(index, np.arange(len(pairs) + 1), sorter=order)
+    means = [_means(device.fields[name][chosen], durations, index) for name in OCCUPANCY]
     is_amd = any(name.startswith("hip") for _, name in recording.launches.names)
     operators = [*(name for _, name in host.names), ""]
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
-        number, of_caller = divmod(int(pairs[at]), len(callers))
+        of_kernel, of_caller = divmod(int(pairs[at]), len(callers))
+        number, of_config = divmod(of_kernel, num_configs)
         of_operator, of_shapes = divmod(int(callers[of_caller]), len(recording.shapes))
         name, operator, shapes = device.names[number][1], operators[of_operator], recording.shapes[of_shapes]
         kind = kernel_category(name, operator)
-        estimates = {field: None if np.isnan(mean[at]) else float(mean[at]) for field, mean in means.items()}
-        # NVIDIA's kernels have warps.
-        is_known = is_amd or estimates["warps_per_sm"] is not None
+        blocks, warps, occupancy = (None if np.isnan(mean[at]) else float(mean[at]) for mean in means)
+        is_known = is_amd or warps is not None  # NVIDIA's kernels have warps
         tensor_cores = float(uses_tensor_cores(name)) if is_known and not name.startswith("Mem") else None
-        found.append(
-            Kernel(name, operator, kind, int(calls[at]), float(totals[at]), shapes, tensor_cores, **estimates)
-        )
+        own = order[first[at] : first[at + 1]]
+        split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
+        beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
+        found.append(Kernel(
+            name, operator, kind, int(calls[at]), float(totals[at]), shapes,
+            recording.configs[of_config], beside, alone, tensor_cores, blocks, warps, occupancy,
+        ))  # fmt: skip
     return tuple(found)
 
 

@@ -16,6 +16,7 @@ from ddp_hpc.trace.analysis_results import (
     PART_NAMES,
     REGIONS,
     Capture,
+    Launch,
     Memory,
     RankTrace,
     Times,
@@ -294,7 +295,18 @@ def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
     rows = _sums(capture, "kernels", ("name", "kind"), "total_s")
-    return Table([first, Column("kind", "kind"), *others, *_occupancy(rows)], rows)
+    for row in rows:
+        launch = row["launch"] or Launch()
+        row |= launch._asdict()
+        row |= {"grid": "x".join(map(str, launch.grid)), "block": "x".join(map(str, launch.block))}
+    columns = [
+        Column("grid", "grid", _known(str)),
+        Column("block", "block", _known(str)),
+        Column("registers", "registers per thread", _known(str)),
+        Column("shared_bytes", "shared memory per block", _known(format_bytes)),
+    ]
+    recorded = [column for column in columns if any(row[column.field] for row in rows)]
+    return Table([first, Column("kind", "kind"), *others, *_occupancy(rows), *recorded], rows)
 
 
 def _occupancy(rows: Sequence[Row]) -> list[Column]:

@@ -321,3 +321,25 @@ def test_much_time_in_changes_of_the_memory_format_gets_advice(tmp_path):
     events += launch(2, 10, "Cijk_Ailk_MI16", 200, 500)
     said = read_capture(write(tmp_path / "rank0.json", events).parent).findings
     assert any("NCHW and NHWC take 17% of the time of kernels; " in sentence for sentence in said)
+
+
+def test_kernels_beside_collectives_are_compared_with_the_same_ones_alone(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 10_000)]
+    events += launch(999, 5, "ncclDevKernel_AllReduce_Sum_f32", 1000, 2500)
+    for number in range(60):
+        start, dur = (1000 + 80 * number, 30) if number < 30 else (4000 + 100 * number, 20)
+        call, kernel = launch(number, 10 + number, "sgemm", start, dur)
+        kernel["args"] |= {"grid": [8, 2, 1], "block": [128, 1, 1], "registers per thread": 40}
+        kernel["args"]["shared memory"] = 2048
+        events += [call, kernel, *launch(100 + number, 100 + number, "short", start + 40, 3)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    said = "Kernels take 1.50 times as long beside a collective as alone (30 and 30 calls of 1 kernel with"
+    assert any(said in sentence for sentence in capture.findings)
+    rows = {row["name"]: row for row in tables.kernels(capture).rows}
+    table = tables.kernels(capture)
+    assert [table.write(column, rows["sgemm"]) for column in table.columns[-4:]] == [
+        "8x2x1", "128x1x1", "40", "2.0 KiB",
+    ]  # fmt: skip
+    few = [one for one in events if one["ts"] < 1100 or one["ts"] > 5000]
+    fewer = read_capture(write(tmp_path / "few" / "rank0.json", few).parent)
+    assert not any("beside a collective" in sentence for sentence in fewer.findings)

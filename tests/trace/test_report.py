@@ -52,7 +52,7 @@ mean step: 350 us
 input of the first layer on rank 0: shapes were not recorded (record_shapes=True)
 memory: not recorded (profile_memory=True)
 data loading: 10 us per step
-process groups: backend gloo
+metadata of the trace: backend gloo
 Python stacks: not recorded (with_stack=True)
 events: 42
 
