@@ -281,7 +281,7 @@ def enter(work: str) -> None:
 def examine(path: Path) -> dict[str, Any]:
     text = read_script(path, path.name)
     begun_s = time.perf_counter()
-    found = [(one.check, one.severity, one.line, one.what) for one in lint_script(text)]
+    found = [(one.check, one.severity, one.line, one.what) for one in lint_script(text, path=path)]
     took_s = time.perf_counter() - begun_s
     answer = ask_sbatch(path) if re.search(r"^#SBATCH\b", text, re.MULTILINE) else ""
     return {

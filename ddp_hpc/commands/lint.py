@@ -102,7 +102,7 @@ def _findings_in(
     site = find_site(text)
     version = lint.installed_version_for(text, site)
     findings = lint.lint_script(
-        text, site, directory=here, installed_version=version, select=select, ignore=ignore
+        text, site, directory=here, path=script, installed_version=version, select=select, ignore=ignore
     )
     if not lint.has_directives(text):
         name = click.format_filename(script)

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Checks that do not apply, since `submit` creates the log directory and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
+_TEMPLATE = "JOB027"
 
 
 @click.command("submit", cls=ScriptOrRequest)
@@ -158,7 +160,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         text, script, here, account=account, arguments=arguments, site=site_or_none
     )
     version = lint.installed_version_for(text, site_or_none)
-    findings = lint.lint_script(text, site_or_none, directory=here, installed_version=version)
+    findings = lint.lint_script(text, site_or_none, directory=here, path=script, installed_version=version)
     return submission, [each for each in findings if not (account and each.check == _NO_ACCOUNT)]
 
 
@@ -178,6 +180,8 @@ def check_findings(findings: list[LintFinding], *, force: bool) -> None:
     Raises:
         RequestError: a finding is an error, and `force` is not set.
     """
+    # A template has only a note of lint, but the scheduler would get its placeholders.
+    findings = [replace(each, severity="error") if each.check == _TEMPLATE else each for each in findings]
     shown = [each for each in findings if each.severity != "note" and each.check != _NO_LOG_DIRECTORY]
     for each in shown:
         click.echo(f"{each.severity}: {each.check}, line {each.line}: {each.what}; {each.remedy}", err=True)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
+from ddp_hpc.lint.template_files import Template, template_of
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.schedulers.script_options import whole_number
@@ -52,15 +53,22 @@ class LintFinding:
 class Subject:
     """A script to check, with its site and the requested number of nodes if they are known.
 
-    `directory` is the directory from which the script will be submitted. `installed_version` is the version
-    of the scheduler on this machine, which is used if the profile contains none.
+    `directory` is the directory from which the script will be submitted, and `path` its file.
+    `installed_version` is the version of the scheduler on this machine, which is used if the profile contains
+    none.
     """
 
     script: Script
     site: Site | None = None
     asked_nodes: int | None = None
     directory: Path | None = None
+    path: Path | None = None
     installed_version: str = ""
+
+    @cached_property
+    def template(self) -> Template | None:
+        """The template in the file; None if it is a script."""
+        return template_of(self.script, self.path)
 
     @property
     def scheduler(self) -> Scheduler:

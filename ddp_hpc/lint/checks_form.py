@@ -49,18 +49,14 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("JOB027", "error", "a template")
+@check("JOB027", "note", "a template")
 def _template(subject: Subject) -> Iterator[Problem]:
-    for number, line in enumerate(subject.script.lines, start=1):
-        if re.match(
-            r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro)\b.*%\}|<%[!=]?\s)", line[:_MAX_CHARS]
-        ):
-            yield Problem(
-                number,
-                f"{shown(line.strip())} is for a template engine, so this file is not a job script",
-                "render it, and check the result",
-            )
-            return
+    if template := subject.template:
+        yield Problem(
+            template.line,
+            f"{shown(template.placeholder)} is a placeholder, so this file is a template",
+            "fill it in, and check the result",
+        )
 
 
 @check("JOB002", "error", "Windows line endings or byte order mark")

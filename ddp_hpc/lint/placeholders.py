@@ -37,10 +37,16 @@ _MAX_CHARS = 500
 
 def has_placeholder(text: str, *, is_path: bool = False) -> bool:
     """Returns whether a value in a directive is, or contains, a placeholder."""
+    return bool(find_placeholder(text, is_path=is_path))
+
+
+def find_placeholder(text: str, *, is_path: bool = False) -> str:
+    """Returns the first placeholder in a value of a directive; empty if there is none."""
     text = text[:_MAX_CHARS]
     if is_path:
         text = _FILE_NAME_PATTERN.sub("", text)
-    return bool(_PLACEHOLDER.search(text))
+    match = _PLACEHOLDER.search(text)
+    return match[0] if match else ""
 
 
 def has_marked_placeholder(text: str) -> bool:

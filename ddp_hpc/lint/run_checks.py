@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ddp_hpc.lint import (
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
+from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.detect import may_be_here
 from ddp_hpc.sites.site import Site
@@ -52,7 +54,7 @@ _MODULES = (
     checks_site,
 )
 
-# If one of these checks has a finding, the text is not a script, and the other checks are skipped.
+# The checks of whether the text is a script; if it is none, the other checks are skipped.
 _IS_A_SCRIPT = ("JOB001", "JOB027")
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
@@ -64,6 +66,7 @@ def lint_script(
     *,
     num_nodes: int | None = None,
     directory: Path | None = None,
+    path: Path | None = None,
     installed_version: str = "",
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -72,9 +75,10 @@ def lint_script(
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
-    submitted; without it, log directories with relative paths are not checked. `installed_version` is the
-    version of the scheduler if the profile contains none, see `installed_version_for`. `select` and `ignore`
-    are ids of checks, or their beginnings.
+    submitted; without it, log directories with relative paths are not checked. `path` is the file of the
+    script, whose name may say that it is a template. `installed_version` is the version of the scheduler if
+    the profile contains none, see `installed_version_for`. `select` and `ignore` are ids of checks, or their
+    beginnings.
 
     Raises:
         RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
@@ -85,15 +89,34 @@ def lint_script(
         site=site,
         asked_nodes=num_nodes,
         directory=directory,
+        path=path,
         installed_version=installed_version,
     )
     first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
     findings = [found for chosen in first for found in chosen.findings(subject)]
-    if not findings:
+    template = subject.template if findings and findings[0].check == "JOB027" else None
+    if not findings or (template and not template.has_statements):
         for chosen in checks:
-            findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
+            if chosen not in first:
+                findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
+    if template:
+        findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
+
+
+def _in_template(
+    findings: Iterable[LintFinding], template: Template, directives: Collection[int]
+) -> Iterator[LintFinding]:
+    """Yields the findings that apply to a template, whatever its placeholders stand for.
+
+    Only its directives can be judged. Other lines depend on what the program inserts, so they have notes.
+    """
+    for found in findings:
+        if found.check == "JOB027" or (found.line not in template.lines and found.line in directives):
+            yield found
+        elif found.line not in template.lines:
+            yield replace(found, severity="note")
 
 
 def has_directives(text: str) -> bool:

@@ -195,7 +195,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     # bash removes a backslash with the end of the line, also within a word.
     ("JOB030", False, S + "export PATH=/opt/a:\\\n/opt/b:\\\n$PATH\n"),
     ("JOB030", False, S + "export PATH=/opt/a:/usr/bin\n"),
-    ("JOB016", True, P + "#PBS -q TBG_queue\n"),
+    ("JOB027", True, P + "#PBS -q TBG_queue\n"),
     ("SLURM001", False, "sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun x\nEOF\n"),
     ("SLURM001", True, "# a comment\n#SBATCH --nodes=2\n"),
     ("JOB010", False, "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun x\nEOF\n"),
@@ -220,7 +220,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB017", False, S + "#SBATCH --mail-user=<me@example.org>\n"),
     ("JOB017", True, S + "#SBATCH --mail-user=<me>@example.org\n"),
     ("JOB016", True, S + "#SBATCH --account=<account>\n"),
-    ("JOB016", True, S + "#SBATCH --nodes={{ nodes }}\n"),
+    ("JOB027", True, S + "#SBATCH --nodes={{ nodes }}\n"),
     ("JOB016", True, S + "#SBATCH --partition=YOUR_PARTITION\n"),
     ("JOB016", True, P + "#PBS -l select={nodes}:ncpus=8\n"),
     ("JOB016", False, S + "#SBATCH --output=logs/%x_%A_%a.out\n"),
@@ -298,7 +298,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM027", False, S + "#SBATCH --export=A=1\nmodule load python\npython a.py\n"),
     ("SLURM027", True, S + "#SBATCH --export=A=1\nmodule load python\nsrun python a.py\n"),
     ("SLURM027", False, S + "#SBATCH --export=A=1\nunset SLURM_EXPORT_ENV\nsrun python a.py\n"),
-    ("JOB016", True, P + "#PBS -l nodes=@nodes@\n"),
+    ("JOB027", True, P + "#PBS -l nodes=@nodes@\n"),
     ("JOB005", False, S + "# BSUB -n 4\n"),
     ("JOB019", True, S + "#BSUB -n 4 -R span[hosts=1]\n"),
     ("JOB019", True, S + "srun x\n#BSUB -P proj\n"),
@@ -311,6 +311,12 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB008", False, S + "#SBATCH --container-mounts=/home/$USER:/home/$USER\n"),
     ("JOB008", True, S + "#SBATCH --container-mounts=$HOME:/home\n"),
     ("JOB003", True, S + "export DIR=<the user's directory>\nsrun x\n"),
+    ("JOB027", False, S + "#SBATCH --account={account}\n#SBATCH --mail-user={your_mail}\n"),
+    ("JOB027", True, S + "#SBATCH --nodes={nodes}\n#SBATCH --ntasks={tasks}\n"),
+    ("JOB016", False, P + "#PBS -q XXXqueueXXX\n#PBS -l nodes=1:ppn=XXXcoresXXX\n"),
+    ("JOB027", True, S + "cd {{ directory }}\n"),
+    ("JOB027", False, S + "docker ps --format {{.Names}}\nawk '{{ print }}' a\n"),
+    ("SLURM002", True, S + "#SBATCH --nodes={{ nodes }}\n#SBATCH --ntask=2 --walltime=1\n"),
     ("JOB027", True, S + "{% if partition %}\n#SBATCH --partition={{ partition }}\n{% endif %}\n"),
     ("JOB016", False, S + "{% if x %}\n#SBATCH -p {{ x }}\n{% endif %}\n#SBATCH -A {{ y }}\n"),
     ("JOB021", False, S + "#SBATCH --mem=4000\n"),
@@ -451,7 +457,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM016", False, S + "#SBATCH -c 4\n#SBATCH --gpus-per-task=1\n"),  # sbatch -n 4 SCRIPT
     ("SLURM022", False, S + "#SBATCH --x11=batch\n"),
     ("JOB016", False, S + "#SBATCH --output=%x_%j_%N.out\n"),
-    ("JOB016", True, S + "#SBATCH -n %%tasks%%\n"),
+    ("JOB027", True, S + "#SBATCH -n %%tasks%%\n"),
     ("PBS003", False, P + "#PBS --group=g1\n#PBS -l elapstim_req=1:00:00\n"),  # NQSV
     ("PBS023", False, SELECT + "#PBS -N @@@name@@@\n"),
     ("RANK002", False, S + "#SBATCH -N 4 -n 1\nsrun torchrun --nproc-per-node=4 train.py\n"),  # one node

@@ -109,6 +109,15 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
     assert run("submit", "job.sh", "--force").out == "12\n"
 
 
+def test_a_template_is_not_submitted(work: Path, sbatch: Programs, run: Run) -> None:
+    Path("job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --time=00:10:00\n#SBATCH --nodes={{ nodes }}\nsrun ./a.out\n"
+    )
+    done = run("submit", "job.sh")
+    assert done.code == 2
+    assert "error: JOB027, line 3: " in done.err
+
+
 def test_log_directories_are_created_before_the_submission(work: Path, programs: Programs, run: Run) -> None:
     """Without the directory, PBS holds the job, and Slurm ends it without a message."""
     programs.program("sbatch", '[[ -d logs/a && -d /"$PWD"/errors ]] && echo 12')

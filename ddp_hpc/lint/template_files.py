@@ -1,0 +1,134 @@
+"""Templates of job scripts, which a program fills in before they are submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.lint.placeholders import find_placeholder, has_placeholder
+
+# Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
+_NAMED = re.compile(
+    r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$"
+    r"|(?<![a-z])(?:templates?|tmpl|skeleton)(?![a-z])|[a-z]Template(?![a-z])",
+)
+_STATEMENT = re.compile(
+    r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
+)
+# Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
+_OF_PROGRAMS = re.compile(
+    r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.]) | !?\bTBG_\w+"
+    r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | \#\#[A-Z]\w*\#\# | %%[A-Za-z]\w*%%",
+    re.VERBOSE,
+)
+# These may also be for the user, unless there are several.
+_OF_EITHER = re.compile(
+    r"(?<![$\w{])\{[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?\} | __[A-Za-z]\w*__ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
+    r" | %[A-Z][A-Z_]+% | \[\[\w+\]\]",
+    re.VERBOSE,
+)
+_OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edit)(?![a-z])", re.IGNORECASE)
+# In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
+_IN_TEMPLATES = re.compile(
+    r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
+    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])"
+)
+# How programs fill in templates.
+_FILLS = re.compile(
+    r"\.(?:format|format_map|replace|sub|substitute|safe_substitute|render|replaceAll)\(|\bTemplate\(|gsub\(|"
+    r"\bsed\b|\benvsubst\b|\bperl -|\bawk\b"
+)
+_PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
+_MAX_PROGRAMS = 60
+_MAX_BYTES = 200_000
+_MAX_CHARS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A template: its first placeholder with its line, and the lines that contain placeholders.
+
+    `has_statements` means that some of its lines are conditions or loops.
+    """
+
+    line: int
+    placeholder: str
+    lines: frozenset[int]
+    has_statements: bool
+
+
+def template_of(script: Script, path: Path | None) -> Template | None:
+    """Returns the template in a file; None if the file is a script.
+
+    It is a template if it contains a placeholder, and if either its name or its directory says so, or the
+    placeholder belongs to a template language, or a program in its directory fills it in.
+    """
+    lines = {n: line[:_MAX_CHARS] for n, line in enumerate(script.lines, start=1)}
+    statements = [n for n, line in lines.items() if _STATEMENT.match(line)]
+    if statements:
+        first = statements[0]
+        return Template(line=first, placeholder=lines[first].strip(), lines=frozenset(), has_statements=True)
+    directives = {d.line: re.sub(r"(?:^|\s)#.*", "", d.text[:_MAX_CHARS]) for d in script.read()}
+    found = list(_of_language(script, directives))
+    if not found:
+        found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
+        if path is None or not found or not (_is_named(path) or _is_filled_in(path, found)):
+            return None
+    marked = {n for n, text in directives.items() if _in_template(text)}
+    marked |= {n for n, line in lines.items() if n not in directives and has_placeholder(line)}
+    line, placeholder = min(found)
+    return Template(line=line, placeholder=placeholder, lines=frozenset(marked), has_statements=False)
+
+
+def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[int, str]]:
+    """Yields the placeholders of template languages, with their lines."""
+    several = []
+    for number, text in directives.items():
+        yield from (
+            (number, match[0]) for match in _OF_PROGRAMS.finditer(text) if not _is_for_users(match[0])
+        )
+        several += [(number, one[0]) for one in _OF_EITHER.finditer(text) if not _is_for_users(one[0])]
+    if len({word for _, word in several}) > 1:
+        yield from several
+    for command in script.commands:
+        # In quotes, two braces may belong to another language, such as awk or an f-string of Python.
+        match = re.match(r"[^'\"$]*?(\{\{-?\s*[A-Za-z_][^{}'\"]*\}\})", command.text)
+        if match and not script.is_quoted(command.line):
+            yield command.line + command.text.count("\n", 0, match.start(1)), match[1]
+
+
+def _is_for_users(placeholder: str) -> bool:
+    return bool(_OF_USERS.search(placeholder))
+
+
+def _in_template(text: str) -> str:
+    """Returns the first placeholder of a directive in a template; empty if there is none."""
+    match = _IN_TEMPLATES.search(text)
+    return find_placeholder(text, is_path=True) or (match[0] if match else "")
+
+
+def _is_named(path: Path) -> bool:
+    return bool(_NAMED.search(path.name)) or any(
+        _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
+    )
+
+
+def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
+    """Returns whether a program beside the file names it and one of its placeholders, and replaces text."""
+    words = [re.sub(r"\W", "", word) for _, word in found]
+    try:
+        beside = sorted(path.absolute().parent.iterdir())
+        programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
+        for program in programs[:_MAX_PROGRAMS]:
+            if not program.is_file() or program.stat().st_size > _MAX_BYTES:
+                continue
+            text = program.read_text("utf-8", "replace")
+            if path.name in text and _FILLS.search(text) and any(word and word in text for word in words):
+                return True
+    except OSError:  # the directory or a file cannot be read
+        pass
+    return False
