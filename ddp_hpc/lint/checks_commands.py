@@ -70,6 +70,8 @@ _PYTHON = re.compile(
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+_OF_SCRIPT = re.compile(r"\$0\b|\$\{0\}|BASH_SOURCE")
+_SET = re.compile(r"(?:^|[\s;])(\w+)=")
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
@@ -227,10 +229,12 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
-    # A script that asks whether it runs in a job, or whether a file exists, may find another way.
-    is_tested = re.search(
-        r"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)|-[defrs] \S*(?:DIR|ROOT|HERE|BASE)\b", script.text
-    )
+    # A script that asks whether it runs in a job, or whether its files exist, may find another way.
+    found = {name for line in script.lines if _OF_SCRIPT.search(line) for name in _SET.findall(line)}
+    for _, name, value in script.assignments:
+        found |= {name} if found & {*_VARIABLE.findall(value)} else set()
+    tests = re.findall(r"-[defrs] +[\"']?\$\{?(\w+)", script.text)
+    is_tested = re.search(r"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)", script.text) or not found.isdisjoint(tests)
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -242,14 +246,15 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         if (
             re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not script.is_quoted(number)
-            and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
+            and _OF_SCRIPT.search(line)
         ):
             yield Problem(
                 number,
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
                 "not point to your files",
                 f"use ${variable}",
-                "note" if is_tested else None,
+                # With an argument, a script may not need its own directory.
+                "note" if is_tested or re.search(r"\$\{\d+:?-", line) else None,
             )
 
 

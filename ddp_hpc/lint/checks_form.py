@@ -21,6 +21,12 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH"
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
+_LITTLE_MEMORY = re.compile(
+    r"(?:/bin/)?(?:echo|hostname|sleep|date|printf|pwd|cd|ls|module|export|env|uname|sbatch|exit|set|wait|done|fi)"
+)
+_INTERPRETER = re.compile(
+    r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
+)
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
@@ -200,7 +206,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
-        if seen.get(name, ",") not in (value, ","):
+        is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies
+        if seen.get(name, ",") not in (value, ",") and not is_none:
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
             yield Problem(
@@ -357,8 +364,22 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         # Some users request few megabytes on purpose, but not for a job with a GPU.
         limit = 512 if requests_gpus(subject) else 256
         if number and (number < limit or unit == "bytes"):
+            is_small = unit != "bytes" and limit == 256 and _needs_little_memory(subject, name, number)
             yield Problem(
                 line,
                 f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",
                 f"write the unit, such as {plain(name)}=8gb",
+                "note" if is_small else None,
             )
+
+
+def _needs_little_memory(subject: Subject, name: str, megabytes: int) -> bool:
+    """Returns whether so few megabytes may be meant, as in a short job without an interpreter."""
+    programs = [words for c in subject.script.commands if (words := c.launched or c.argv)]
+    if all(_LITTLE_MEMORY.fullmatch(words[0]) for words in programs):
+        return True
+    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks")) or 1
+    cpus = tasks * (subject.scheduler.reader.cpus_per_rank(subject.script) or 1)
+    of_node = megabytes * (cpus if name == "--mem-per-cpu" else 1)
+    is_interpreted = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
+    return of_node >= 64 and not is_interpreted and (subject.walltime_s or 0) < 12 * 3600

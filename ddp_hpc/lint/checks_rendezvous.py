@@ -10,6 +10,7 @@ from ddp_hpc.lint.launch_commands import (
     STARTS_ALL_RANKS,
     expanded_in_shell,
     has_whole_nodes,
+    requests_gpus,
     single_quoted,
     starts,
     torchruns,
@@ -35,7 +36,7 @@ _ENDPOINT = re.compile(
 )
 
 
-@check("RANK008", "warning", "a fixed MASTER_PORT")
+@check("RANK008", "note", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
     script, started = subject.script, torchruns(subject)
     runs = [start for start in started if not start.has("--standalone")]  # otherwise, it chooses a free port
@@ -78,7 +79,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
-            None if is_known and not may_be_unused else "note",
+            "warning" if is_known and not may_be_unused else None,
         )
 
 
@@ -139,6 +140,8 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
             text = re.sub(r"--(?:node|machine)[-_]rank[= ]\S+", "", text)
         for name, task in of_task.items():
             is_read = name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+            if is_read and requests_gpus(subject):
+                continue  # srun sets the variable for its tasks
             if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):
                 text += f" ${task}"
         for name in dict.fromkeys(_OF_A_TASK.findall(text)):

@@ -155,8 +155,15 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     lines = [d.line for d in script.read() if d.flag == "--requeue"]
     lines += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
-    if lines and script.value("--open-mode") != "append":
-        yield Problem(lines[0], "a requeued job overwrites its log", "add #SBATCH --open-mode=append")
+    logs = {script.value("--output") or "", script.value("--error") or ""} - {"/dev/null", "none"}
+    if lines and logs and script.value("--open-mode") != "append":
+        yield Problem(
+            lines[0],
+            "a requeued job overwrites its log",
+            "add #SBATCH --open-mode=append",
+            # On another node, the log has another name.
+            "note" if any(re.search(r"%\d*N", log) for log in logs) else None,
+        )
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")

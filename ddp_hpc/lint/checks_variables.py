@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
-from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, starts
+from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, starts
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
@@ -142,8 +142,12 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
             what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
     is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
+    # srun sets the variable for its tasks if the job requests GPUs.
+    in_steps = [start.command.line for start in starts(subject) if start.command.name == "srun"]
+    in_shell = [start.command.line for start in starts(subject) if _is_program(start)]
+    is_replaced = bool(in_steps) and not in_shell and requests_gpus(subject)
     for line, name, value in subject.script.assignments:
-        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default:
+        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default or is_replaced:
             continue
         devices = {int(number) for number in value.split(",")}
         if max(devices) >= len(devices) and any("num-gpus" in options for _, options in of_deepspeed):
@@ -167,6 +171,12 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
                 f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
                 "remove it, as the scheduler sets it",
             )
+
+
+def _is_program(start: Start) -> bool:
+    return not start.is_launched and bool(
+        re.match(r"python|torchrun|accelerate|deepspeed|[.$]", start.program)
+    )
 
 
 def _ranks_of(start: Start) -> int:

@@ -251,6 +251,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB003", True, S + "for i in 1 2; do\necho $i\n"),
     ("JOB011", False, S + "#SBATCH --time={{ time }}\n"),
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
+    ("JOB007", False, S + "#SBATCH --export=NONE\n#SBATCH --export=A=1\n"),
+    ("JOB007", True, S + "#SBATCH --export=A=1\n#SBATCH --export=B=1\n"),
     ("JOB007", True, S + "#SBATCH --partition=a\n#SBATCH -p b\n"),
     ("JOB007", False, S + "#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2\n"),
     ("JOB009", True, S + "export WANDB_API_KEY=0123456789abcdef0123\n"),
@@ -406,6 +408,12 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM013", True, RANKS + "#SBATCH --ntasks=2\n"),
     # accelerate does not use the rank of a single machine.
     ("RANK010", False, RANKS + "srun accelerate launch --num_machines 1 --machine_rank $SLURM_PROCID a.py\n"),
+    (
+        "RANK010",
+        False,
+        RANKS + "#SBATCH --gres=gpu:4\nexport CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun ./a.out\n",
+    ),
+    ("RANK017", False, ONE + "export CUDA_VISIBLE_DEVICES=0,7\nsrun python train.py\n"),
     ("RANK017", True, ONE + "export CUDA_VISIBLE_DEVICES=0,7\npython train.py\n"),
     (
         "RANK017",
@@ -629,6 +637,21 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # The script may find its files in another way.
     ("SLURM030", "note", S + 'DIR=$(dirname "$0")\n[ -f "$DIR/a.sh" ] && . "$DIR/a.sh"\npython a.py\n'),
     ("SLURM030", "warning", S + 'DIR=$(dirname "$0")\n. "$DIR/a.sh"\npython a.py\n'),
+    ("SLURM030", "note", S + 'DIR=${1:-$(dirname "$0")}\ncd "$DIR"\npython a.py\n'),
+    (
+        "SLURM030",
+        "warning",
+        S + 'DIR=$(dirname "$0")\n[ -d "$DATA_DIR" ] || exit 1\n. "$DIR/a.sh"\npython a.py\n',
+    ),
+    ("SLURM030", "note", S + 'DIR=$(dirname "$0")\nROOT=$DIR/..\n[ -d "$ROOT" ] || exit 1\ncd $ROOT\n'),
+    # The log may have another name.
+    ("SLURM010", "note", S + "#SBATCH --requeue --output=log.%N.txt\n"),
+    ("SLURM010", "warning", S + "#SBATCH --requeue --output=log.%j.txt\n"),
+    # Few megabytes may be meant.
+    ("JOB021", "note", S + "#SBATCH --mem-per-cpu=100\nsrun ./hello\n"),
+    ("JOB021", "note", S + "#SBATCH --mem=10\nhostname\nsleep 60\n"),
+    ("JOB021", "warning", S + "#SBATCH --mem=10\nsrun ./simulate\n"),
+    ("JOB021", "warning", S + "#SBATCH --mem=100\npython train.py\n"),
     # The program may not read the variables, or not use NCCL.
     ("RANK009", "warning", FOUR + "export MASTER_ADDR=localhost\nsrun python train.py\n"),
     ("RANK009", "error", FOUR + "srun torchrun --nnodes=4 --rdzv-endpoint=localhost:29500 train.py\n"),
