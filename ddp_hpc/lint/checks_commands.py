@@ -17,7 +17,7 @@ _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
-    r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
+    r"\b(?:module|ml|uenv|spack)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _OF_SHELL = re.compile(
     r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi"
@@ -234,7 +234,8 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     for _, name, value in script.assignments:
         found |= {name} if found & {*_VARIABLE.findall(value)} else set()
     tests = re.findall(r"-[defrs] +[\"']?\$\{?(\w+)", script.text)
-    is_tested = re.search(r"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)", script.text) or not found.isdisjoint(tests)
+    elsewhere = rf"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)|\w=[\"']?\$\{{?{variable}"
+    is_tested = re.search(elsewhere, script.text) or not found.isdisjoint(tests)
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -253,14 +254,16 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
                 "not point to your files",
                 f"use ${variable}",
-                # With an argument, a script may not need its own directory.
-                "note" if is_tested or re.search(r"\$\{\d+:?-", line) else None,
+                # With an argument, or for a path of Python, a script may not need its own directory.
+                "note" if is_tested or re.search(r"\$\{\d+:?-|PYTHONPATH=", line) else None,
             )
 
 
 @check("JOB028", "error", "a command that needs a terminal")
 def _interactive(subject: Subject) -> Iterator[Problem]:
-    for command in subject.script.commands if subject.script.scheduler else ():
+    # A script may ask whether it has a terminal.
+    asks = re.search(r"(?:\[|test) +-t +[012]\b|\btty -s\b", subject.script.text)
+    for command in subject.script.commands if subject.script.scheduler and not asks else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
         yield Problem(

@@ -110,6 +110,8 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
             "move it to the other directives, above set, module and cd",
+            # They may be kept for another job.
+            "note" if {d.flag for d in late} <= {d.flag for d in script.read()} else None,
         )
 
 

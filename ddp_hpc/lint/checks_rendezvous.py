@@ -190,6 +190,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
     if not launched:
         return
     first, total = launched[0], launched[0].num_ranks
+    # Lightning reads the variables of Slurm instead.
+    severity: Severity = "note" if "lightning" in subject.script.text.lower() else "warning"
     for line, name, value in subject.script.exports:
         if line > first.command.line:
             continue
@@ -201,7 +203,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
                 line,
                 f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks",
                 "let each task set it from SLURM_PROCID or SLURM_LOCALID",
-                "warning",
+                severity,
             )
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
@@ -210,7 +212,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
                 line,
                 f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
                 "use export WORLD_SIZE=$SLURM_NTASKS",
-                "warning",
+                severity,
             )
 
 

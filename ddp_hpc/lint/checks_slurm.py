@@ -23,6 +23,7 @@ from ddp_hpc.schedulers.versions import is_between
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
 # Files of conda, of virtual environments and of the system.
 _SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc\b|profile\b|/etc/|/module")
+_HARMLESS = re.compile(r"\bsrun\b.*\s(?:hostname|nvidia-smi|mkdir|echo|ls|df|rm|\S*/?nvidia-smi)\b")
 # Job steps that start no ranks.
 _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 
@@ -171,8 +172,8 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.launches("srun"):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
-        if command.option("--jobid") is not None:
-            continue  # a step of another job
+        if command.option("--jobid") is not None or _HARMLESS.search(command.text):
+            continue  # a step of another job, or one that may be repeated
         if per_node and job and per_node < job and command.option("-n", "--ntasks") is None:
             yield Problem(
                 command.line,
@@ -219,7 +220,7 @@ def _has_one_node(subject: Subject) -> bool:
     script = subject.script
     hosts = script.value("--nodelist") or ","
     is_one_host = "," not in hosts and "[" not in hosts
-    is_range = script.value("--nodes") == "1-1"
+    is_range = script.value("--nodes") == "1-1" or script.value("--mincpus") == script.value("--ntasks")
     return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
 
 

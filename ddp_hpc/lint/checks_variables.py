@@ -25,6 +25,7 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
+_REQUESTS = re.compile(r"--(?:nodes|ntasks|cpus|gres|gpus|mem|exclusive|constraint)|-l")
 _NODE_LIST = re.compile(
     r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
@@ -85,7 +86,10 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
         if lines:
             what = f"{name} is empty, because it is set only with {option}"
-            yield Problem(lines[0], what, f"add {scheduler.prefix} {option}=NUMBER")
+            # A script that requests nothing may get its options on the command line.
+            requests = any(_REQUESTS.match(d.flag) for d in script.read())
+            remedy = f"add {scheduler.prefix} {option}=NUMBER"
+            yield Problem(lines[0], what, remedy, None if requests else "note")
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:

@@ -22,12 +22,14 @@ _STATEMENT = re.compile(
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
     r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.]) | !?\bTBG_\w+"
-    r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | \#\#[A-Z]\w*\#\# | %%[A-Za-z]\w*%%",
+    r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
+    r" | \#\#[A-Z]\w*\#\# | %%[A-Za-z]\w*%%",
     re.VERBOSE,
 )
 # These may also be for the user, unless there are several.
 _OF_EITHER = re.compile(
-    r"(?<![$\w{])\{[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?\} | __[A-Za-z]\w*__ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
+    r"(?<![$\w{])\{(?:[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?|\d)\} | (?<=[=\s:])%[sd](?!\w)"
+    r" | __[A-Za-z]\w*__ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
     r" | %[A-Z][A-Z_]+% | \[\[\w+\]\]",
     re.VERBOSE,
 )
@@ -35,7 +37,7 @@ _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edi
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
     r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
-    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])"
+    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|(?!ALL|NONE|END|FAIL|BEGIN|NODE)[A-Z]{3,}|\{\d\}|%[sd])(?=$|:)"
 )
 # How programs fill in templates.
 _FILLS = re.compile(
@@ -92,7 +94,7 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
             (number, match[0]) for match in _OF_PROGRAMS.finditer(text) if not _is_for_users(match[0])
         )
         several += [(number, one[0]) for one in _OF_EITHER.finditer(text) if not _is_for_users(one[0])]
-    if len({word for _, word in several}) > 1:
+    if len(several) > 1:
         yield from several
     for command in script.commands:
         # In quotes, two braces may belong to another language, such as awk or an f-string of Python.
