@@ -10,6 +10,7 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import bash_complaint, is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
+from ddp_hpc.lint.little_memory import needs_little_memory
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import MONITORED
@@ -21,12 +22,6 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH"
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
-_LITTLE_MEMORY = re.compile(
-    r"(?:/bin/)?(?:echo|hostname|sleep|date|printf|pwd|cd|ls|module|export|env|uname|sbatch|exit|set|wait|done|fi)"
-)
-_INTERPRETER = re.compile(
-    r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
-)
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
@@ -366,22 +361,10 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         # Some users request few megabytes on purpose, but not for a job with a GPU.
         limit = 512 if requests_gpus(subject) else 256
         if number and (number < limit or unit == "bytes"):
-            is_small = unit != "bytes" and limit == 256 and _needs_little_memory(subject, name, number)
+            is_small = unit != "bytes" and limit == 256 and needs_little_memory(subject, name, number)
             yield Problem(
                 line,
                 f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",
                 f"write the unit, such as {plain(name)}=8gb",
                 "note" if is_small else None,
             )
-
-
-def _needs_little_memory(subject: Subject, name: str, megabytes: int) -> bool:
-    """Returns whether so few megabytes may be meant, as in a short job without an interpreter."""
-    programs = [words for c in subject.script.commands if (words := c.launched or c.argv)]
-    if all(_LITTLE_MEMORY.fullmatch(words[0]) for words in programs):
-        return True
-    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks")) or 1
-    cpus = tasks * (subject.scheduler.reader.cpus_per_rank(subject.script) or 1)
-    of_node = megabytes * (cpus if name == "--mem-per-cpu" else 1)
-    is_interpreted = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
-    return of_node >= 64 and not is_interpreted and (subject.walltime_s or 0) < 12 * 3600

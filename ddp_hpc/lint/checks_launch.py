@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
@@ -19,6 +21,7 @@ from ddp_hpc.lint.launch_commands import (
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
+_PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
@@ -125,7 +128,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 0
-    for command in subject.script.launches("mpiexec", "mpirun"):
+    for command in map(_without_program, subject.script.launches("mpiexec", "mpirun")):
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
@@ -147,6 +150,14 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
                 "compute the number of ranks in the script, as nodes x ranks per node",
             )
+
+
+def _without_program(command: Command) -> Command:
+    """Returns a launcher without the options of a program that is named by its path."""
+    for index, (before, word) in enumerate(pairwise(command.argv), start=1):
+        if not command.launched and _PATH.match(word) and not before.startswith("-"):
+            return replace(command, words=command.argv[:index])
+    return command
 
 
 def _has_one_slot(subject: Subject, command: Command) -> bool:

@@ -12,7 +12,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import dropwhile, pairwise
+from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
@@ -66,7 +66,6 @@ _PROGRAM = re.compile(
     r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|horovodrun|bash|sh|env|singularity|apptainer|"
     r"docker|podman|shifter)|\./.*|.*\.(?:py|sh)"
 )
-_PATH = re.compile(r"(?:~|\.\.|\$\{?\w+\}?)?/")
 _SUPERVISOR = "ddp_hpc.job"
 _NQSV = re.compile(r"^[ \t]*#PBS\b.*(?:elapstim_req|(?:cpu|gpu)num_job|--ven|--group)", re.MULTILINE)
 LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
@@ -129,13 +128,7 @@ class Command:
     @cached_property
     def own_words(self) -> tuple[str, ...]:
         """The launcher's options, without the command that it starts."""
-        if self.launched or self.name not in LAUNCH_COMMANDS:
-            return self.argv[1 : len(self.argv) - len(self.launched)]
-        # Any other program is the first path that is not the value of an option.
-        for index, (before, word) in enumerate(pairwise(self.argv), start=1):
-            if _PATH.match(word) and (not before.startswith("-") or "=" in before):
-                return self.argv[1:index]
-        return self.argv[1:]
+        return self.argv[1 : len(self.argv) - len(self.launched)]
 
     def option(self, *names: str) -> str | None:
         """Returns the value of the first of these launcher options that is given, or None."""
