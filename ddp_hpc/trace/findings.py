@@ -6,7 +6,6 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
@@ -56,17 +55,11 @@ _LEAST_COMPARED_S = 5e-6
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
 _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
-_OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
-
-
-def is_own(ranks: Sequence[RankTrace]) -> bool:
-    """Returns whether the traces have the file names that ddp-hpc gives them."""
-    return all(_OWN_NAME.fullmatch(Path(trace.path).name) for trace in ranks)
 
 
 def findings(capture: Capture) -> list[str]:
     """Returns the findings of a capture, the length of a step first."""
-    overall, wall_s = capture.mean, capture.mean.wall_s or 1.0
+    wall_s = capture.mean.wall_s or 1.0
     sentences = _step(capture, wall_s)
     if straggler := capture.straggler:
         is_shared = 2 * straggler.share * wall_s < straggler.excess_s
@@ -83,19 +76,6 @@ def findings(capture: Capture) -> list[str]:
         sentences.append(
             f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
             f"(median {duration(load.median_s)})."
-        )
-    if overall.data_s >= _MUCH * wall_s:
-        if is_own(capture.ranks):
-            advice = "Measure other file formats with ddp-hpc bench io, or try --workers."
-        elif any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops):
-            advice = "The DataLoader has no workers, so a step waits for each batch: set num_workers."
-        else:
-            advice = "More workers of the DataLoader, or a faster file format, can shorten it."
-        loading_s = statistics.fmean(trace.host_s.get("data", 0.0) for trace in capture.ranks)
-        loading = f", and loading itself {duration(loading_s)} ({loading_s / wall_s:.0%}) on the host"
-        itself = loading if capture.on_device else ""
-        sentences.append(
-            f"Waiting for data takes {overall.data_s / wall_s:.0%} of {capture.a_step}{itself}. {advice}"
         )
     sentences += _idle(capture, wall_s)
     if capture.path:
@@ -122,10 +102,12 @@ def _gains(capture: Capture, wall_s: float) -> str:
     waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
     other = f" other than waiting for {rank}" * bool(straggler)
     idle_s = 0.0 if capture.on_device else mean.idle_s
+    lacks_workers = any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops)
+    loader = "num_workers of the DataLoader" if lacks_workers else "more workers, or a faster file format"
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
         f"the late start of {rank} (attainable, with its cause)": late_s,
-        "waiting for data (attainable: load it ahead)": mean.data_s,
+        f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,
         "long calls that launch kernels (a bound)": mean.idle_launch_s,
@@ -174,16 +156,13 @@ def _cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
     """Says on which ranks the device was busy with earlier work at the start of the recording, if the host
     fetched data in the meantime.
     """
-    late = {
-        trace.rank: -trace.steps[0].on_host[0]
+    named = [
+        f"{trace.rank} ({duration(late_s)})"
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
-        if trace.busy and trace.steps[0].on_host
-        if trace.host_s.get("data", 0.0) - mean.data_s >= _LITTLE * wall_s
-    }
-    late = {rank: late_s / capture.num_steps for rank, late_s in late.items()}
-    if named := [
-        f"{rank} ({duration(late_s)})" for rank, late_s in late.items() if late_s >= _LITTLE * wall_s
-    ]:
+        if trace.busy and (late_s := -(trace.steps[0].on_host or (0.0, 0.0))[0]) > 0
+        if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
+    ]
+    if named:
         yield (
             f"The step is cut off at its start on rank {first_of(named)}: the device still ran earlier work, "
             "so this time and data loading in it are not in the step."
@@ -301,10 +280,9 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
         return text
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
-    option = " (--compile reduce-overhead)" if is_own(capture.ranks) else ""
     return (
         f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
-        f"larger batches, torch.compile or CUDA graphs{option} reduce the work of the host."
+        f"larger batches, torch.compile or CUDA graphs reduce the work of the host."
     )
 
 

@@ -24,7 +24,7 @@ from ddp_hpc.trace.html_figures import MAX_NAME, Figure
 
 _DIRECTORY = Path(__file__).parent / "html"
 _MAX_SENTENCES = 100
-_MAX_SENTENCE = 500
+_MAX_SENTENCE = 700
 
 
 def document(template: str, figures: Mapping[str, Figure], **variables: object) -> str:

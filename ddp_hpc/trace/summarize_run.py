@@ -174,8 +174,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if rank in own and len(own) > 1:
         others_s = statistics.median(own_s for other, own_s in own.items() if other != rank)
         evidence += (
-            f": its host works for {duration(own[rank])} in the step without blocking calls, those of the "
-            f"other ranks for {duration(others_s)} (median)"
+            f": without blocking calls, its host works for {duration(own[rank])} in the step, those of the "
+            f"others for {duration(others_s)} (median)"
         )
     return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s, waited[rank])
 

@@ -29,7 +29,7 @@ _NAME_LENGTH = 64
 _MOST_GAPS = 5
 _MOST_SLOW = 20
 _ESTIMATES = (
-    Column("tensor_cores", "Tensor or matrix cores at least (by name)", "{:.0%}".format),
+    Column("tensor_cores", "Tensor or matrix cores", "{:.0%}".format),
     Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
     Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
     Column("occupancy", "est. occupancy", "{:.0f}%".format),
@@ -180,7 +180,9 @@ def launches(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    first, *others = _columns(capture, Column("call", "while the device waits, the host is in", _name), "ms")
+    first, *others = _columns(
+        capture, Column("call", "what the host does while the device waits,", _name), "ms"
+    )
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
     rows = _sums(capture, "host_waits", ("name", "operator"), "total_s")
     return Table(
@@ -288,7 +290,7 @@ def kinds(capture: Capture) -> Table:
     rows += _sums(capture, "kernels", ("kind",), "total_s")
     rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
     columns = _columns(capture, Column("kind", "kinds of kernels"), "ms")
-    return Table([*columns, Column("share", "share", "{:.1%}".format), *_occupancy(rows)], rows)
+    return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(_ESTIMATES, rows)], rows)
 
 
 def kernels(capture: Capture) -> Table:
@@ -296,22 +298,22 @@ def kernels(capture: Capture) -> Table:
     first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
     rows = _sums(capture, "kernels", ("name", "kind"), "total_s")
     for row in rows:
-        launch = row["launch"] or Launch()
-        row |= launch._asdict()
-        row |= {"grid": "x".join(map(str, launch.grid)), "block": "x".join(map(str, launch.block))}
+        launch = (row["launch"] or Launch())._asdict()
+        launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
+        row |= {name: value or None for name, value in launch.items()}
     columns = [
-        Column("grid", "grid", _known(str)),
-        Column("block", "block", _known(str)),
-        Column("registers", "registers per thread", _known(str)),
-        Column("shared_bytes", "shared memory per block", _known(format_bytes)),
+        *(column for column in _ESTIMATES if "per_sm" not in column.field),
+        Column("grid", "grid"),
+        Column("block", "block"),
+        Column("registers", "registers"),
+        Column("shared_bytes", "shared memory", format_bytes),
     ]
-    recorded = [column for column in columns if any(row[column.field] for row in rows)]
-    return Table([first, Column("kind", "kind"), *others, *_occupancy(rows), *recorded], rows)
+    return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
 
 
-def _occupancy(rows: Sequence[Row]) -> list[Column]:
-    """Returns the columns of the estimates that were recorded."""
-    return [column for column in _ESTIMATES if any(row[column.field] is not None for row in rows)]
+def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns in which something is known."""
+    return [one for one in columns if any(row[one.field] is not None for row in rows)]
 
 
 def kernels_by_operator(capture: Capture) -> Table:

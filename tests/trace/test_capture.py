@@ -601,17 +601,6 @@ def test_a_cut_off_trace_is_named_in_a_warning(tmp_path):
     assert "(1 of 2 traces)" in read_capture(tmp_path).warnings[0], "although nothing can be used"
 
 
-def test_advice_names_options_of_ddp_hpc_only_for_its_own_traces(tmp_path):
-    events = [annotation("ProfilerStep#0", 0, 100), annotation("data", 0, 60), launch(1, 88), launch(2, 95)]
-    events += [kernel(1, "gemm", 90, 3), kernel(2, "gemm", 99, 1)]
-    own = " ".join(read_capture(write(tmp_path / "rank00000-of-00001.json", events)).findings)
-    other = " ".join(read_capture(write(tmp_path / "x" / "rank0.pt.trace.json", events)).findings)
-    assert "--workers" in own
-    assert "--compile" in own
-    assert "--" not in other
-    assert "ddp-hpc" not in other
-
-
 def test_a_few_long_waits_for_the_host_are_told_from_many_short_ones(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 5e4), launch(1, 10), launch(2, 40_000)]
     events += [kernel(1, "gemm", 20, 10), kernel(2, "gemm", 45_000, 5_000)]
