@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
-    AFTER,
     IDLE_CAUSES,
     PART_NAMES,
     PARTS,
@@ -22,12 +21,11 @@ from ddp_hpc.trace.analysis_results import (
     SlowConnection,
     Times,
 )
+from ddp_hpc.trace.blocking_calls import describe
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
-from ddp_hpc.trace.host_waits import advice
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.slow_steps import differences, slow_among
-from ddp_hpc.trace.tables import blocking_calls
 from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05
@@ -70,7 +68,7 @@ def findings(capture: Capture) -> list[str]:
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
-    sentences += [_gains(capture, wall_s), *_blocking(capture, wall_s), *_cut_starts(capture, wall_s)]
+    sentences += [_gains(capture, wall_s), *describe(capture), *_cut_starts(capture, wall_s)]
     load = capture.slowest_load
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
@@ -134,22 +132,6 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"No wait takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
         "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
     )
-
-
-def _blocking(capture: Capture, wall_s: float) -> Iterator[str]:
-    """Names the calls in which the host waits, if they take a large part of a step."""
-    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
-    rows = [row for row in blocking_calls(capture).rows if row["annotation"] != AFTER]
-    if capture.on_device and blocked_s >= _MUCH * wall_s:
-        first = rows[0]
-        where = f" in {first['annotation']}" if first["annotation"] else ""
-        times = f" ({first['num_calls']:,.3g} times)" if first["num_calls"] > 1 else ""
-        num_calls = sum(row["num_calls"] for row in rows if row["name"] == first["name"])
-        yield (
-            f"The host is in blocking calls for {duration(blocked_s)} ({blocked_s / wall_s:.0%}) of "
-            f"{capture.a_step}, of which {duration(first['total_s'])} is {first['call']}{where}{times}. "
-            f"{advice(first['name'], num_calls)}".rstrip()
-        )
 
 
 def _cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:

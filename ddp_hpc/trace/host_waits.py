@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import numpy as np
@@ -17,30 +16,6 @@ from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 5, 100
-_MANY_CALLS = 10
-"""Calls per step from which on they are not those of a few large tensors."""
-_CALLS = (
-    (
-        r"\w*(Free|[Aa]lloc)",
-        _MANY_CALLS,
-        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
-        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
-    ),
-    (
-        r"\w*(Free|[Aa]lloc)",
-        0,
-        "This call can wait until the device has finished everything: check whether the caching allocator is "
-        "disabled, the memory nearly full, or a library allocates its own workspace.",
-    ),
-    (
-        r"\w*(Synchronize|Memcpy)",
-        0,
-        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so. If it "
-        "does not need them at once, this time can be avoided, and the step is shorter where the device is "
-        "idle after the call.",
-    ),
-)
-"""Calls in which a host can wait for the device, their least number per step, and what to do."""
 
 
 def host_waits(
@@ -70,11 +45,6 @@ def host_waits(
         for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
     ]
     return tuple(found), _longest(recording.device, steps, device.gaps, host)
-
-
-def advice(call: str, num_calls: float) -> str:
-    """Returns what to do about a call in which the host waits, if it is made so often in a step."""
-    return next((text for words, least, text in _CALLS if re.match(words, call) and num_calls >= least), "")
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:

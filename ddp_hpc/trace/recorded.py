@@ -10,7 +10,8 @@ from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.kernel_kinds import KINDS, data_type
-from ddp_hpc.trace.tables import device_memory, weighted
+from ddp_hpc.trace.sums_over_ranks import weighted
+from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
 
 _HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MOST_CHARACTERS = 64, 3, 0.001, 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,20 +23,11 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
+from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
 _MOST_SLOW = 20
-_ESTIMATES = (
-    Column("tensor_cores", "Tensor or matrix cores", "{:.0%}".format),
-    Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
-    Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
-    Column("occupancy", "est. occupancy", "{:.0f}%".format),
-)
-"""The columns of what kernels use of the device."""
-
-_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s")
-
 _name = partial(shortened, limit=_NAME_LENGTH)
 
 
@@ -184,7 +174,7 @@ def host_waits(capture: Capture) -> Table:
         capture, Column("call", "what the host does while the device waits,", _name), "ms"
     )
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
-    rows = _sums(capture, "host_waits", ("name", "operator"), "total_s")
+    rows = sums(capture, "host_waits", ("name", "operator"), "total_s")
     return Table(
         [first, share, *others],
         [
@@ -206,7 +196,7 @@ def blocking_calls(capture: Capture) -> Table:
     first, *others = _columns(capture, Column("call", "blocking calls of the host", _name), "ms")
     rows = [
         row | {"call": _host_name(row["name"], row["operator"])}
-        for row in _sums(capture, "blocking_calls", ("name", "operator", "annotation"), "total_s")
+        for row in sums(capture, "blocking_calls", ("name", "operator", "annotation"), "total_s")
     ]
     return Table([first, Column("annotation", "annotation", _known(_name)), *others], rows)
 
@@ -286,23 +276,23 @@ def collectives(capture: Capture) -> Table:
 
 def kinds(capture: Capture) -> Table:
     """Returns the time of the kernels and copies of each kind."""
-    rows = [row | {"kind": "all"} for row in _sums(capture, "kernels", (), "total_s")]
-    rows += _sums(capture, "kernels", ("kind",), "total_s")
+    rows = [row | {"kind": "all"} for row in sums(capture, "kernels", (), "total_s")]
+    rows += sums(capture, "kernels", ("kind",), "total_s")
     rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
     columns = _columns(capture, Column("kind", "kinds of kernels"), "ms")
-    return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(_ESTIMATES, rows)], rows)
+    return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
 
 
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
-    rows = _sums(capture, "kernels", ("name", "kind"), "total_s")
+    rows = sums(capture, "kernels", ("name", "kind"), "total_s")
     for row in rows:
         launch = (row["launch"] or Launch())._asdict()
         launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
         row |= {name: value or None for name, value in launch.items()}
     columns = [
-        *(column for column in _ESTIMATES if "per_sm" not in column.field),
+        *(column for column in ESTIMATES if "per_sm" not in column.field),
         Column("grid", "grid"),
         Column("block", "block"),
         Column("registers", "registers"),
@@ -319,7 +309,7 @@ def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
 def kernels_by_operator(capture: Capture) -> Table:
     """Returns the kernels and copies of each operator, those with the longest time first."""
     first, *others = _columns(capture, Column("operator", "operators and their kernels", _name), "ms")
-    rows = _sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
+    rows = sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
     shapes = [Column("shapes", "input shapes", _name)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", _kernel_name(capture))
     return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
@@ -334,7 +324,7 @@ def regions(capture: Capture) -> Table:
         Column("comm_s", "collectives ms", _ms),
         Column("idle_s", "idle before its kernels ms", _ms),
     ]
-    rows = _sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
+    rows = sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
     columns = [first, calls, replace(host, title="host ms"), *(device if capture.on_device else []), *others]
     return Table(columns, rows)
 
@@ -370,7 +360,7 @@ def operators(capture: Capture) -> Table:
     """
     marked = {region.name for trace in capture.ranks for region in trace.regions} | {ALL_STEPS}
     first, calls, *others = _columns(capture, Column("name", "operators (host)", _name), "self ms")
-    rows = [row for row in _sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
+    rows = [row for row in sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
     device = [Column("device_s", "kernels ms", _ms)] if any(row["device_s"] for row in rows) else []
     return Table([first, calls, Column("self_s", "self ms", _ms), *others, *device], rows)
 
@@ -383,36 +373,3 @@ def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
     if len(capture.ranks) == 1:
         return columns
     return [*columns, Column("largest_s", f"most {unit} on a rank", _ms), Column("largest_rank", "rank")]
-
-
-def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
-    """Returns the `kernels` or `ops` that agree in `by`, the mean of the ranks and steps, and the rank with
-    the most.
-    """
-    groups: defaultdict[tuple[str, ...], list[tuple[int, Row]]] = defaultdict(list)
-    for trace in capture.ranks:
-        for item in getattr(trace, field):
-            values = dict(vars(item))
-            groups[tuple(values[name] for name in by)].append((trace.rank, values))
-    rows = []
-    for own in groups.values():
-        of_rank: defaultdict[int, float] = defaultdict(float)
-        for rank, values in own:
-            of_rank[rank] += values[order]
-        largest_s, rank = max((value / capture.num_steps, rank) for rank, value in of_rank.items())
-        summed = [name for name in _SUMMED if name in own[0][1]]
-        num = len(capture.ranks) * capture.num_steps
-        means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
-        means |= {each.field: weighted([values for _, values in own], each.field) for each in _ESTIMATES}
-        rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
-    return sorted(rows, key=lambda row: -row[order])
-
-
-def weighted(rows: Sequence[Row], name: str) -> float | None:
-    """Returns the mean weighted by the time of the kernels; None if it is unknown for most of this time."""
-    rows = [row for row in rows if not row["name"].startswith("Mem")]  # copies have no estimates
-    known = [row for row in rows if row.get(name) is not None]
-    known_s = sum(row["total_s"] for row in known)
-    if not known_s or known_s < sum(row["total_s"] for row in rows) / 2:
-        return None
-    return sum(float(row[name]) * float(row["total_s"]) for row in known) / float(known_s)

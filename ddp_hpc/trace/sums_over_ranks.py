@@ -1,0 +1,52 @@
+"""Sums up what was recorded by name, such as kernels and operators, over the ranks of a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ddp_hpc.base.text_table import Column, Row
+from ddp_hpc.trace.analysis_results import Capture
+
+ESTIMATES = (
+    Column("tensor_cores", "Tensor or matrix cores", "{:.0%}".format),
+    Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
+    Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
+    Column("occupancy", "est. occupancy", "{:.0f}%".format),
+)
+"""The columns of what kernels use of the device."""
+
+_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s")
+
+
+def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
+    """Returns the `kernels` or `ops` that agree in `by`, the mean of the ranks and steps, and the rank with
+    the most.
+    """
+    groups: defaultdict[tuple[str, ...], list[tuple[int, Row]]] = defaultdict(list)
+    for trace in capture.ranks:
+        for item in getattr(trace, field):
+            values = dict(vars(item))
+            groups[tuple(values[name] for name in by)].append((trace.rank, values))
+    rows = []
+    for own in groups.values():
+        of_rank: defaultdict[int, float] = defaultdict(float)
+        for rank, values in own:
+            of_rank[rank] += values[order]
+        largest_s, rank = max((value / capture.num_steps, rank) for rank, value in of_rank.items())
+        summed = [name for name in _SUMMED if name in own[0][1]]
+        num = len(capture.ranks) * capture.num_steps
+        means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
+        means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
+        rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
+    return sorted(rows, key=lambda row: -row[order])
+
+
+def weighted(rows: Sequence[Row], name: str) -> float | None:
+    """Returns the mean weighted by the time of the kernels; None if it is unknown for most of this time."""
+    rows = [row for row in rows if not row["name"].startswith("Mem")]  # copies have no estimates
+    known = [row for row in rows if row.get(name) is not None]
+    known_s = sum(row["total_s"] for row in known)
+    if not known_s or known_s < sum(row["total_s"] for row in rows) / 2:
+        return None
+    return sum(float(row[name]) * float(row["total_s"]) for row in known) / float(known_s)
