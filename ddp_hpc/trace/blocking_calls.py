@@ -62,8 +62,8 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
         is_after = (calls.starts >= steps.on_host[1].max()) & (calls.starts < steps.ends.max())
     at = np.flatnonzero(chosen & ~tree.is_nested & (is_after | steps.contain_on_host(calls.starts)))
     operator = annotation = tree.caller[at]
-    is_operator = host.where(lambda category, _: category == "cpu_op")
-    while (is_inner := (annotation >= 0) & is_operator[annotation]).any():
+    is_operator = np.append(host.where(lambda category, _: category == "cpu_op"), False)
+    while (is_inner := is_operator[annotation]).any():
         annotation = np.where(is_inner, tree.above[annotation], annotation)
     names = np.append(host.name, np.intc(len(host.names)))
     texts = ["" if name.startswith(STEP) else name for _, name in host.names] + ["", AFTER]

@@ -142,6 +142,12 @@ def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_p
     ]
 
 
+def test_calls_are_listed_without_operators_and_steps(tmp_path):
+    events = [*launch(1, 0, "a", 5, 50), _runtime("cudaFree", 10, 40)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert _shown(tables.blocking_calls(capture)) == [("cudaFree", "-", "1", "0.04")]
+
+
 def test_the_rank_whose_host_takes_longest_is_the_first_by_its_regions(tmp_path):
     for rank, wait_us in enumerate((100, 300, 0)):
         own_us = 500 + 50 * (rank == 2)
