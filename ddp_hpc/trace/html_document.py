@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +26,10 @@ from ddp_hpc.trace.html_figures import MAX_NAME, Figure
 _DIRECTORY = Path(__file__).parent / "html"
 _MAX_SENTENCES = 100
 _MAX_SENTENCE = 700
+_MODULE = re.compile(
+    r"\(\s*function\(root, factory\).*?this, \(\) => \{\n(.*)return Plotly;\s*\}\)\);\s*", re.DOTALL
+)
+"""Plotly's script inside the function that makes it a module for other environments than a page."""
 
 
 def document(template: str, figures: Mapping[str, Figure], **variables: object) -> str:
@@ -55,7 +60,8 @@ def _plotly() -> str:
         raise RequestError(
             f"the HTML page requires plotly, which is not installed; run {install_command('report')}"
         ) from error
-    return str(get_plotlyjs())
+    # A browser would parse the script once to skip this function, and again to call it.
+    return _MODULE.sub(lambda found: found[1], get_plotlyjs())
 
 
 def _hash(script: str) -> str:

@@ -170,7 +170,8 @@ def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
         "y": [round(line.values[at], 3) for at in kept],
         "yaxis": f"y{axis}",
         "line": {"shape": "hv", "width": 1.5, "dash": line.dash, "color": COLORS["backward"]},
-        "hovertemplate": f"%{{y:,}} {line.text}<br>at %{{x:,.3~f}} ms<extra></extra>",
+        "text": line.text,
+        "hovertemplate": "%{y:,} %{text}<br>at %{x:,.3~f} ms<extra></extra>",
     }
 
 

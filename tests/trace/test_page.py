@@ -22,6 +22,12 @@ def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch
         page([made()], [])
 
 
+def test_a_browser_parses_the_script_of_plotly_only_once():
+    text = page([made()], [])
+    assert text.count("* plotly.js v") == text.count('"use strict";var Plotly=') == 1
+    assert "factory()" not in text
+
+
 def test_unpaired_surrogates_can_be_written(tmp_path: Path):
     (tmp_path / "report.html").write_text(page([hostile()], [HOSTILE]), encoding="utf-8")
 

@@ -23,7 +23,7 @@ function drawTimeline(div, figure) {
   const { l, r } = figure.layout.margin;
   const pixels = () => div.clientWidth - l - r;
   const bars = figure.data.filter((trace) => trace.type === "bar");
-  const lines = figure.data.slice(bars.length);
+  const lines = joined(figure.data.slice(bars.length));
   const steps = new Map(figure.steps.map(([number, ...limits]) => [String(number), limits]));
   const controls = document.querySelector(`[data-for=${div.id}]`);
   const [step, search, output] = ["select", "input", "output"].map((name) => controls.querySelector(name));
@@ -161,6 +161,18 @@ function drawTimeline(div, figure) {
   }
 }
 
+// Joins the lines of a panel that have the same style, since each trace takes time.
+function joined(lines) {
+  const all = new Map();
+  for (const line of lines) {
+    const key = line.yaxis + line.line.dash;
+    const one = all.get(key) ?? { ...line, x: [], y: [], text: [] };
+    const text = line.x.map(() => line.text);
+    all.set(key, { ...one, x: [...one.x, null, ...line.x], y: [...one.y, null, ...line.y], text: [...one.text, "", ...text] });
+  }
+  return [...all.values()];
+}
+
 function escaped(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -193,13 +205,14 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       const end = begin + x[at];
       if (end < from - margin || begin > to + margin) return;
       const isFound = Boolean(found?.[trace][at]);
-      const own = { trace, at, begin, end, isFound, num: 1 };
-      if (x[at] >= least) return void chosen[trace].push(own);
+      if (x[at] >= least) return void chosen[trace].push({ trace, at, begin, end, isFound, num: 1 });
       const key = (Math.round(y[at] * 1000) * 2 + isFound) * 2 ** 20 + Math.floor((begin - from + margin) / least);
       const other = joined.get(key);
-      if (!other) return void joined.set(key, own);
-      const longest = x[at] > bars[other.trace].x[other.at] ? { trace, at } : {};
-      Object.assign(other, longest, { begin: Math.min(begin, other.begin), end: Math.max(end, other.end), num: other.num + 1 });
+      if (!other) return void joined.set(key, { trace, at, begin, end, isFound, num: 1 });
+      if (x[at] > bars[other.trace].x[other.at]) [other.trace, other.at] = [trace, at];
+      other.begin = Math.min(begin, other.begin);
+      other.end = Math.max(end, other.end);
+      other.num++;
     }));
     let last = null;
     for (const [key, one] of [...joined].sort((a, b) => a[0] - b[0])) {
@@ -213,29 +226,33 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
   }
   return bars.map((trace, which) => {
     const { step, what, texts, lane, callers, launched: moments } = trace.meta;
+    const lines = (trace.meta.lines ??= []);
+    const inLinesOf = (i) => (lines[i] ??= inLines(texts[i]));
     const kept = chosen[which].sort((a, b) => a.isFound - b.isFound);
     // A bar begins at the edge of the visible range, so that its name is there.
     for (const one of kept) if (one.begin < from && one.end > from) one.begin = from;
     const side = lane.split(":")[0];
     const hovertext = kept.map(({ at, num }) =>
       (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
-      `${inLines(texts[what[at]])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
+      `${inLinesOf(what[at])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
       `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
       `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
-      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${inLines(texts[callers[at]])}` : "") +
+      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${inLinesOf(callers[at])}` : "") +
       (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
     // A bar contains as much of its name as fits; namespaces are left out.
     const text = kept.map(({ at, begin, end, num }) => {
       const fits = Math.floor(((Math.min(end, to) - begin) * pixels) / (to - from) / 7) - 1;
       return num > 1 || fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[at]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
     });
-    const isPale = ({ isFound }) => found && !isFound;
+    const isPale = ({ isFound }) => !isFound;
     return {
       ...trace, base: kept.map(({ begin }) => begin), x: kept.map(({ begin, end }) => end - begin), y: kept.map(({ at }) => trace.y[at]),
-      hovertext, hoverinfo: "text", meta: null, customdata: kept.map(({ at }) => at), text, textposition: "inside",
+      hovertext, hoverinfo: "text", meta: null, customdata: kept.map(({ at }) => at), textposition: "inside",
       insidetextanchor: "start", textangle: 0, constraintext: "none",
-      insidetextfont: { size: 10, color: kept.map((one) => (isPale(one) ? "#768390" : undefined)) },
-      marker: { ...trace.marker, opacity: kept.map((one) => (isPale(one) ? 0.15 : 1)) },
+      // Plotly takes twice as long for traces with texts or with a style for each bar, even if they are empty.
+      text: text.some(Boolean) ? text : undefined,
+      insidetextfont: { size: 10, ...(found && { color: kept.map((one) => (isPale(one) ? "#768390" : undefined)) }) },
+      marker: { ...trace.marker, ...(found && { opacity: kept.map((one) => (isPale(one) ? 0.15 : 1)) }) },
     };
   });
 }
