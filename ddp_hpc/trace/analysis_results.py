@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
-ANNOTATION, OPERATOR, CALL = "annotation", "operator", "runtime call"
+ANNOTATION, OPERATOR, CALL, BLOCKING = "annotation", "operator", "runtime call", "blocking call"
 AFTER = "after the last step"
 """The place of a call after the last step on the host, while the device is not finished."""
 
@@ -242,7 +242,7 @@ class NamedEvent(NamedTuple):
     """A region, an operator, an annotation, a call or a kernel on the timeline of a rank."""
 
     kind: str
-    """One of REGIONS, OPERATOR, ANNOTATION, CALL, or the kind of the kernel."""
+    """One of REGIONS, OPERATOR, ANNOTATION, CALL, BLOCKING, or the kind of the kernel."""
     name: str
     start_s: float
     dur_s: float
@@ -250,6 +250,8 @@ class NamedEvent(NamedTuple):
     """The annotations and operators around a call, or around the launch of a kernel, the outermost first."""
     launched_s: float = math.inf
     """The start of the call that launched a kernel; infinite if unknown."""
+    details: str = ""
+    """The size of the grid, the registers and so on of a kernel, as far as they are known."""
 
 
 @dataclass(frozen=True)
@@ -425,9 +427,14 @@ class RankTrace:
         return statistics.fmean(end_s - begin_s for begin_s, end_s in limits) - self.blocked_s
 
     def step_at(self, moment_s: float, on_host: bool = False) -> int | None:
-        """Returns the number of the step that contains the moment, on the host or the device, or None."""
+        """Returns the number of the step that contains the moment, on the host or the device, or None.
+
+        What the host does between its steps belongs to the one of which the device still runs kernels.
+        """
         at = bisect_right(self.steps, moment_s, key=lambda step: step.limits_s(on_host)[0]) - 1
         is_inside = at >= 0 and moment_s < self.steps[at].limits_s(on_host)[1]
+        if on_host and not is_inside:
+            return self.step_at(moment_s)
         return self.steps[at].number if is_inside else None
 
 

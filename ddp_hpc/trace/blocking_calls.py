@@ -11,12 +11,11 @@ import numpy as np
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import AFTER, Capture, HostTime
-from ddp_hpc.trace.event_names import STEP
+from ddp_hpc.trace.event_names import STEP, can_block
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
-_BLOCKING = re.compile(r"(?!\w*(Async|Graph))\w*(Synchronize|Free|[Aa]lloc|Memcpy)")
 _MOST = 100
 _MUCH = 0.05
 """Fraction of a step that these calls must take to be described."""
@@ -52,7 +51,7 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
     These are calls that synchronize, allocate or free memory, and copies whose call ends after the copy.
     """
     host, calls = recording.host, recording.launches
-    chosen = calls.where(lambda _, name: _BLOCKING.match(name))
+    chosen = calls.where(lambda _, name: can_block(name))
     if steps.device:
         call = steps.device.launches.call
         is_copy = (call >= 0) & recording.device.where(lambda category, _: category == "gpu_memcpy")

@@ -62,6 +62,8 @@ _OTHER_KERNEL = re.compile(
 )
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
 
+_BLOCKING = re.compile(r"(?!\w*(Async|Graph))\w*(Synchronize|Free|[Aa]lloc|Memcpy)")
+
 # Parts of the names of torch's kernels that most of them have.
 _REPEATED = re.compile(
     r"\b(at|c10)::(native|detail|cuda)::|\(anonymous namespace\)::|\(at::TensorIteratorBase&[^()]*\)"
@@ -140,6 +142,11 @@ def kind_of(word: str) -> str:
     """Returns the canonical name of a collective, whose spelling depends on the backend."""
     letters = re.sub(r"[^a-z]", "", word.lower())
     return next((kind for kind in _KINDS if letters.startswith(kind.replace("_", ""))), word)
+
+
+def can_block(name: str) -> bool:
+    """Returns whether a call of the runtime can wait for the device, as `cudaFree` does."""
+    return _BLOCKING.match(name) is not None
 
 
 def waits(name: str) -> bool:

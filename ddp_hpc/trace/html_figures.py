@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.trace.analysis_results import (
     ANNOTATION,
+    BLOCKING,
     CALL,
     OPERATOR,
     PART_NAMES,
@@ -38,9 +39,10 @@ COLORS = {
 }
 # Tol's muted palette, for what kernels do, and colors for the host.
 _KIND_COLORS = (
-    "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6 #b39ddb"
+    "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6 #b39ddb "
+    "#e0245e"
 )
-COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION, CALL), _KIND_COLORS.split(), strict=True))
+COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION, CALL, BLOCKING), _KIND_COLORS.split(), strict=True))
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 MAX_NAME = 160
 """Limit of the characters of names in the timeline."""

@@ -13,6 +13,7 @@ from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     ANNOTATION,
+    BLOCKING,
     CALL,
     OPERATOR,
     REGIONS,
@@ -23,7 +24,7 @@ from ddp_hpc.trace.analysis_results import (
     Step,
 )
 from ddp_hpc.trace.event_columns import Numbers
-from ddp_hpc.trace.event_names import region_of, shortened
+from ddp_hpc.trace.event_names import region_of_event, shortened
 from ddp_hpc.trace.html_figures import COLORS, MAX_NAME, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.match_collectives import Matched, match
@@ -44,7 +45,7 @@ _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
-_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, CALL, *KINDS)
+_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, CALL, BLOCKING, *KINDS)
 """The kinds of bars."""
 
 
@@ -91,7 +92,7 @@ class _Line:
 def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
     """Returns a timeline of at most `MAX_RANKS` ranks with the `max_bars` longest bars."""
     drawn, notes = _choose_ranks(capture)
-    num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
+    num_levels = 4 if len(drawn) <= 2 else 3 if len(drawn) <= _LABELED_RANKS else 1
     matched = {id(call): one for one in match(capture.ranks) for call in one.calls.values()}
     lanes = _lanes(capture)
     rows = (_bars(trace, row, num_levels, lanes, matched) for row, trace in enumerate(drawn))
@@ -176,8 +177,8 @@ def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
 
 
 def _lanes(capture: Capture) -> tuple[Lane, ...]:
-    kinds = {"annotations": ANNOTATION, "operators": OPERATOR, "runtime calls": CALL}
-    named = [Lane(f"host: {title}", (kind,)) for title, kind in kinds.items()]
+    kinds = {"annotations": (ANNOTATION,), "operators": (OPERATOR,), "runtime calls": (CALL, BLOCKING)}
+    named = [Lane(f"host: {title}", categories) for title, categories in kinds.items()]
     if capture.on_device:
         return (
             Lane("host: data", ("data",)),
@@ -239,7 +240,7 @@ def _bars(
     of_kind: defaultdict[str, list[NamedEvent]] = defaultdict(list)
     for event in (*trace.named, *calls, *busy):
         # On a host without a device, regions have a lane of their own.
-        if not (event.kind == ANNOTATION and not trace.busy and region_of(event.name)):
+        if event.kind != ANNOTATION or trace.busy or not region_of_event(ANNOTATION, event.name):
             of_kind[event.kind].append(event)
     for lane in lanes:
         events = [event for kind in lane.categories for event in of_kind[kind]]
@@ -248,7 +249,7 @@ def _bars(
             if level < num_levels or lane.categories != (OPERATOR,):
                 # Deeper operators are omitted, because they would hide those that called them.
                 step = trace.step_at(event.start_s, lane.title.startswith("host"))
-                yield _Bar(event, row, min(level, num_levels if num_levels == 2 else num_levels - 1), step)
+                yield _Bar(event, row, min(level, num_levels - 1), step)
 
 
 def _levels(events: Sequence[NamedEvent]) -> Iterator[int]:
@@ -277,10 +278,11 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: Numbers[str] = Numbers()
     named: dict[str, Any] = {}
-    if kind in (CALL, *KINDS):
+    if kind in (CALL, BLOCKING, *KINDS):
         named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
     if kind in KINDS:
         moments = (event.launched_s for event in events)
+        named["details"] = [texts[event.details] for event in events]
         named["launched"] = [None if math.isinf(at) else milliseconds(at - zero_s) for at in moments]
     return {
         "type": "bar",
@@ -292,7 +294,7 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
         "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
         "marker": {
             "color": COLORS["comm_hidden"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
-            "line": {"width": 0.7 if kind in (ANNOTATION, CALL) else 0, "color": "#ffffff"},
+            "line": {"width": 0.7 if kind in (ANNOTATION, CALL, BLOCKING) else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],

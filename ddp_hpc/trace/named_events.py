@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import ANNOTATION, CALL, OPERATOR, Kernel, NamedEvent
+from ddp_hpc.base.units import format_bytes
+from ddp_hpc.trace.analysis_results import ANNOTATION, BLOCKING, CALL, OPERATOR, Kernel, Launch, NamedEvent
 from ddp_hpc.trace.event_columns import Events
-from ddp_hpc.trace.event_names import STEP, annotated_kind
+from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
 from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents, spent, union
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
@@ -152,13 +153,18 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     outer = np.flatnonzero(~tree.is_nested)
     chosen = outer[_choose(calls.durations[outer], is_launch[outer], most)]
     for at, (_, name), start_s, dur_s in _rows(calls, chosen, recording.zero_s):
-        events.append(NamedEvent(CALL, name, start_s, dur_s, tree.path(int(tree.caller[at]), host)))
+        kind = BLOCKING if can_block(name) else CALL
+        events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(int(tree.caller[at]), host)))
     kind_of = cache(kernel_category)
     rows = _rows(device, kernels, recording.zero_s)
     for (at, (_, name), start_s, dur_s), moment_s in zip(rows, launched_s, strict=True):
         caller = int(tree.launcher[at])
         kind = kind_of(name, host.names[host.name[caller]][1] if caller >= 0 else "")
-        events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(caller, host), float(moment_s)))
+        details = _details(
+            recording.configs[device.fields["config"][at]], float(device.fields["occupancy"][at])
+        )
+        path = tree.path(caller, host)
+        events.append(NamedEvent(kind, name, start_s, dur_s, path, float(moment_s), details))
     return tuple(events)
 
 
@@ -174,3 +180,12 @@ def _rows(
 def _choose(durations: Longs, is_preferred: npt.NDArray[np.bool_], most: int) -> Longs:
     """Returns the indices of at most `most` events: the preferred ones, and then the longest ones."""
     return np.sort(np.lexsort((durations, is_preferred))[-most:])
+
+
+@lru_cache(10_000)
+def _details(launch: Launch, occupancy: float) -> str:
+    sizes = {"grid": launch.grid, "block": launch.block}
+    parts = [f"{name} {' x '.join(map(str, size))}" for name, size in sizes.items() if size]
+    parts += [f"{launch.registers} registers per thread"] * (launch.registers > 0)
+    parts += [f"{format_bytes(launch.shared_bytes)} of shared memory"] * (launch.shared_bytes > 0)
+    return ", ".join([*parts, *[f"achieved occupancy {occupancy:g}% (estimate)"] * (occupancy >= 0)])

@@ -149,6 +149,7 @@ def test_dragging_zooms_the_timeline_and_a_double_click_shows_all(four):
     zoomed = drag(four, "timeline0", 0.4, 0.6)
     assert zoomed == pytest.approx([begin + 4 * tenth, begin + 6 * tenth], abs=tenth / 10)
     expect(bars(four, "timeline0")).not_to_have_count(num_bars)  # bars outside the visible range are removed
+    four.page.wait_for_timeout(400)  # or the press of the drag would be the first click of a double-click
     four.page.locator("#timeline0 .nsewdrag").dblclick()
     expect(bars(four, "timeline0")).to_have_count(num_bars)
     assert shown_range(four) == pytest.approx([begin, end])
@@ -330,6 +331,31 @@ def test_a_search_finds_names_and_shows_one_after_the_other(named):
     assert output.text_content() == ""
 
 
+def test_next_and_previous_begin_at_the_visible_part_and_name_the_longest(shown, tmp_path):
+    events = [
+        one for at in range(4) for one in launch(at, 100 * at, "sgemm", 100 * at + 10, 20 + 5 * (at == 1))
+    ]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    opened.page.get_by_role("searchbox", name="find").fill("sgemm")
+    output = opened.page.locator("[data-for=timeline0] output")
+    opened.page.evaluate("Plotly.relayout('timeline0', {'xaxis.range': [0.15, 0.4]})")
+    for key, expected in [("n", 3), ("n", 4), ("p", 3), ("p", 2), ("p", 1), ("p", 4)]:
+        opened.page.locator("#timeline0").press(key)
+        assert output.text_content() == f"{expected} of 4, the longest is 2 (0.025 ms)"
+
+
+def test_the_names_of_bars_that_overlap_do_not(shown, tmp_path):
+    for rank in range(9):  # one level in each lane
+        events = [annotation("outer " * 20, 0, 1000), annotation("inner", 400, 590)]
+        write(tmp_path / f"rank{rank}.json", events, rank, 9)
+    opened = shown(read_capture(tmp_path))
+    outer, inner = (bar(opened, text).locator("text").bounding_box() for text in ("outer", "inner"))
+    assert outer["x"] + outer["width"] <= inner["x"]
+    opened.page.evaluate("Plotly.relayout('timeline0', {'xaxis.range': [0.5, 0.9]})")
+    texts = [text for text in bars(opened, "timeline0").all_text_contents() if text]
+    assert texts == ["inner"] * 9
+
+
 def test_a_search_is_limited_to_the_selected_step(shown, tmp_path):
     events = []
     for number, at in enumerate((0, 100, 200)):
@@ -366,6 +392,18 @@ def test_hovering_over_a_kernel_shows_what_launched_it(named):
     text = label.text_content()
     assert "sgemm (device, matrix products)" in text
     assert "launched in attention block> aten::linear> aten::addmm" in text
+
+
+def test_hovering_over_a_kernel_shows_its_grid_and_registers(shown, tmp_path):
+    call, kernel = launch(1, 5, "sgemm", 10, 600)
+    kernel["args"] |= {"grid": [80, 1, 1], "registers per thread": 32}
+    opened = shown(read_capture(write(tmp_path / "rank0.json", [call, kernel])))
+    bars(opened, "timeline0").first.scroll_into_view_if_needed()
+    box = bar(opened, "sgemm").bounding_box()
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = opened.page.locator("#timeline0 .hoverlayer .hovertext")
+    label.wait_for()
+    assert "grid 80 x 1 x 1, 32 registers per thread" in label.text_content()
 
 
 def test_clicking_a_heading_sorts_its_table_and_reverses_the_order(four):

@@ -115,6 +115,34 @@ def test_the_driver_is_called_by_the_runtime_and_not_by_itself(tmp_path):
     assert (kernel.operator, kernel.kind) == ("aten::mm", "matrix products")
 
 
+def test_calls_that_can_wait_for_the_device_have_a_kind_of_their_own(tmp_path):
+    names = ["cudaStreamSynchronize", "hipFree", "cudaMalloc", "hipMemcpyWithStream", "cuMemcpyDtoH_v2"]
+    others = ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaFreeAsync", "cudaEventRecord"]
+    events = [event("cuda_runtime", name, 10 * at, 5) for at, name in enumerate([*names, *others])]
+    trace = read_rank(write(tmp_path / "rank0.json", [event("cpu_op", "aten::mm", 0, 200), *events]))
+    assert [one.name for one in trace.named if one.kind == "blocking call"] == names
+    assert [one.name for one in trace.named if one.kind == "runtime call"] == others
+
+
+def test_a_kernel_has_the_details_that_its_trace_contains(tmp_path):
+    call, kernel = launch(1, 5, "sgemm", 10, 20)
+    kernel["args"] |= {"grid": [80, 2, 1], "block": [256, 1, 1], "registers per thread": 32}
+    kernel["args"] |= {"shared memory": 16384, "est. achieved occupancy %": 25}
+    trace = read_rank(write(tmp_path / "rank0.json", [call, kernel, *launch(2, 40, "sgemm", 50, 5)]))
+    assert [one.details for one in trace.named if one.kind == "matrix products"] == [
+        "grid 80 x 2 x 1, block 256 x 1 x 1, 32 registers per thread, 16.0 KiB of shared memory, "
+        "achieved occupancy 25% (estimate)",
+        "",
+    ]
+
+
+def test_a_call_between_two_steps_of_the_host_belongs_to_the_step_that_the_device_runs(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100), annotation("ProfilerStep#2", 500, 100)]
+    events += [*launch(1, 10, "sgemm", 50, 300), *launch(2, 510, "sgemm", 520, 50)]
+    trace = read_rank(write(tmp_path / "rank0.json", events, base_ns=0))
+    assert [trace.step_at(at * 1e-6, on_host=True) for at in (50, 200, 450, 550)] == [1, 1, None, 2]
+
+
 def test_events_have_names_and_the_operators_around_their_launch(tmp_path):
     trace = read_rank(write(tmp_path / "rank0.json", training(), base_ns=0))
     assert {(event.kind, event.name, event.callers) for event in trace.named} == {

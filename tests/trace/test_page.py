@@ -10,10 +10,12 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import MAX_RANKS, timeline
+from ddp_hpc.trace.summarize_run import read_capture
 from ddp_hpc.trace.tables import collectives
 
 from .browser import REQUIRE, chromium
 from .captures import HOSTILE, hostile, made, on_device
+from .made import annotation, event, write
 
 
 def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch):
@@ -51,6 +53,25 @@ def test_the_shortest_bars_are_omitted_with_a_note():
     cut = timeline(capture, max_bars=28)
     assert "data" not in [trace["name"] for trace in cut.figure["data"]]
     assert cut.notes == ("The 4 shortest of 32 bars are not shown",)
+
+
+def test_an_annotation_that_is_a_region_of_the_host_is_in_one_lane(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100), annotation("attn(B)", 10, 50)]
+    capture = read_capture(write(tmp_path / "rank0.json", [*events, event("cpu_op", "aten::mm", 20, 5)]))
+    names = [trace["name"] for trace in timeline(capture).figure["data"]]
+    assert names == ["backward", "operator"]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_levels"), [(1, 4), (4, 3), (9, 1)])
+def test_all_lanes_have_the_same_largest_number_of_levels(tmp_path, num_ranks, num_levels):
+    for rank in range(num_ranks):
+        events = [annotation(f"part {at}", at, 100 - 2 * at) for at in range(6)]
+        events += [event("cpu_op", f"aten::op{at}", 10 + at, 50 - 2 * at) for at in range(6)]
+        write(tmp_path / f"rank{rank}.json", events, rank, num_ranks)
+    lanes = timeline(read_capture(tmp_path)).lanes
+    assert {lane.title: lane.num_levels for lane in lanes} == {
+        "host: annotations": num_levels, "host: operators": num_levels,
+    }  # fmt: skip
 
 
 def test_times_of_the_timeline_are_relative_to_its_first_step():

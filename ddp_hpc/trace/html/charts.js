@@ -29,7 +29,7 @@ function drawTimeline(div, figure) {
   const [step, search, output] = ["select", "input", "output"].map((name) => controls.querySelector(name));
   let found = null;
   let matches = [];
-  let at = -1;
+  let at, shown, longest;
   let click;
 
   // Times are relative to the selected step, or else to the one that contains the visible range.
@@ -110,7 +110,8 @@ function drawTimeline(div, figure) {
     found = choose ? bars.map((trace) => [...trace.base.keys()].map(choose(trace))) : null;
     matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number][i] ? [[from, trace.x[i]]] : [])));
     matches.sort((a, b) => a[0] - b[0]);
-    at = -1;
+    longest = matches.reduce((most, [, length], i) => (length > matches[most][1] ? i : most), 0);
+    shown = null;
     const counts = {};
     bars.forEach(({ meta }, number) => {
       const lane = meta.lane.split(": ").pop();
@@ -134,12 +135,20 @@ function drawTimeline(div, figure) {
     }));
   };
   search.addEventListener("input", find);
-  controls.querySelector("[data-next]").addEventListener("click", () => {
-    const [from, length] = matches[++at % matches.length] ?? [0, 0];
-    if (!length) return;
+  // Shows the next or the previous bar that was found, in the order of time and from the visible range.
+  const go = (by) => {
+    if (!matches.length) return;
+    const first = matches.findIndex(([from]) => from >= div.layout.xaxis.range[0]);
+    if (view() === shown) at += by;
+    else at = (first < 0 ? matches.length : first) - (by < 0);
+    at = (at + matches.length) % matches.length;
+    const [from, length] = [matches[at][0], matches[at][1] || 0.001];
     show(Math.max(from - 4 * length, whole[0]), Math.min(from + 5 * length, whole[1]));
-    output.textContent = `${(at % matches.length) + 1} of ${numbers.format(matches.length)}`;
-  });
+    shown = view();
+    const [number, all, most, ms] = [at + 1, matches.length, longest + 1, matches[longest][1]].map(numbers.format);
+    output.textContent = `${number} of ${all}, the longest is ${most} (${ms} ms)`;
+  };
+  for (const button of controls.querySelectorAll("[data-next]")) button.addEventListener("click", () => go(Number(button.dataset.next)));
   // A click on a kernel marks the call and the operators that launched it, and a click on these what they launched.
   div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
     if (curveNumber >= bars.length) return;
@@ -183,13 +192,14 @@ function inLines(text) {
 
 // Whether a bar of the host is a call, an operator or an annotation around a call or the launch of a kernel.
 function launched(host, kernel) {
-  const moment = kernel.trace.name === "runtime call" ? kernel.trace.base[kernel.i] : kernel.trace.meta.launched?.[kernel.i];
+  const isCall = ({ trace }) => trace.meta.lane === "host: runtime calls";
+  const moment = isCall(kernel) ? kernel.trace.base[kernel.i] : kernel.trace.meta.launched?.[kernel.i];
   const begin = host.trace.base[host.i];
   if (moment == null || moment < begin || moment > begin + host.trace.x[host.i]) return false;
   if (Math.round(host.trace.y[host.i]) !== Math.round(kernel.trace.y[kernel.i])) return false;
   const [around, callers] = [kernel, host].map(({ trace: { meta }, i }) => meta.texts[meta.callers?.[i]]);
   const name = host.trace.meta.texts[host.trace.meta.what[host.i]];
-  return host.trace.name === "runtime call" ? callers === around : ["operator", "annotation"].includes(host.trace.name) && ` > ${around} > `.includes(` > ${name} > `);
+  return isCall(host) ? callers === around : ["operator", "annotation"].includes(host.trace.name) && ` > ${around} > `.includes(` > ${name} > `);
 }
 
 // Returns the bars to draw. Of each lane, those narrower than two pixels that begin within the same two pixels are
@@ -224,13 +234,20 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
     count = chosen.reduce((sum, some) => sum + some.length, 0);
     if (count <= 4000) break;
   }
+  const all = chosen.flat();
+  for (const one of all) {
+    // A bar begins at the edge of the visible range, so that its name is there.
+    if (one.begin < from && one.end > from) one.begin = from;
+    one.y = bars[one.trace].y[one.at];
+  }
+  // Of bars that overlap, a name ends where the next bar begins.
+  all.sort((a, b) => a.y - b.y || a.begin - b.begin || b.end - a.end);
+  all.forEach((one, i) => (one.free = Math.min(one.end, to, all[i + 1]?.y === one.y ? all[i + 1].begin : to)));
   return bars.map((trace, which) => {
-    const { step, what, texts, lane, callers, launched: moments } = trace.meta;
+    const { step, what, texts, lane, callers, details, launched: moments } = trace.meta;
     const lines = (trace.meta.lines ??= []);
     const inLinesOf = (i) => (lines[i] ??= inLines(texts[i]));
     const kept = chosen[which].sort((a, b) => a.isFound - b.isFound);
-    // A bar begins at the edge of the visible range, so that its name is there.
-    for (const one of kept) if (one.begin < from && one.end > from) one.begin = from;
     const side = lane.split(":")[0];
     const hovertext = kept.map(({ at, num }) =>
       (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
@@ -238,15 +255,16 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
       `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
       (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${inLinesOf(callers[at])}` : "") +
+      (details && texts[details[at]] ? `<br>${inLinesOf(details[at])}` : "") +
       (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
     // A bar contains as much of its name as fits; namespaces are left out.
-    const text = kept.map(({ at, begin, end, num }) => {
-      const fits = Math.floor(((Math.min(end, to) - begin) * pixels) / (to - from) / 7) - 1;
+    const text = kept.map(({ at, begin, free, num }) => {
+      const fits = Math.floor(((free - begin) * pixels) / (to - from) / 7) - 1;
       return num > 1 || fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[at]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
     });
     const isPale = ({ isFound }) => !isFound;
     return {
-      ...trace, base: kept.map(({ begin }) => begin), x: kept.map(({ begin, end }) => end - begin), y: kept.map(({ at }) => trace.y[at]),
+      ...trace, base: kept.map(({ begin }) => begin), x: kept.map(({ begin, end }) => end - begin), y: kept.map(({ y }) => y),
       hovertext, hoverinfo: "text", meta: null, customdata: kept.map(({ at }) => at), textposition: "inside",
       insidetextanchor: "start", textangle: 0, constraintext: "none",
       // Plotly takes twice as long for traces with texts or with a style for each bar, even if they are empty.
