@@ -26,6 +26,7 @@ _PLACEHOLDER = re.compile(
 )
 # The pattern characters of file names, with a width: %j, %4t, %A_%a.
 _FILE_NAME_PATTERN = re.compile(r"%\d*[AaJjNnstuxbc](?![A-Za-z][A-Za-z_]*%)|(?<![A-Za-z_])%%(?![A-Za-z])")
+_COMMENT = re.compile(r"(?:^|\s)#(?!#?[A-Z]\w*#).*")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
 _MARKED = re.compile(
     r"\$|\{\{|\{%|<%|<[A-Za-z_](?![^<>]*@[^<>]*>)|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$"
@@ -43,10 +44,18 @@ def has_placeholder(text: str, *, is_path: bool = False) -> bool:
 def find_placeholder(text: str, *, is_path: bool = False) -> str:
     """Returns the first placeholder in a value of a directive; empty if there is none."""
     text = text[:_MAX_CHARS]
-    if is_path:
-        text = _FILE_NAME_PATTERN.sub("", text)
-    match = _PLACEHOLDER.search(text)
+    match = _PLACEHOLDER.search(without_file_name_patterns(text) if is_path else text)
     return match[0] if match else ""
+
+
+def without_file_name_patterns(text: str) -> str:
+    """Returns text with a digit in place of each pattern for file names, such as %A, %a and %4t."""
+    return _FILE_NAME_PATTERN.sub("0", text)
+
+
+def without_comment(text: str) -> str:
+    """Returns a directive without the comment after it; `#NODES#` is a placeholder."""
+    return _COMMENT.sub("", text)
 
 
 def has_marked_placeholder(text: str) -> bool:

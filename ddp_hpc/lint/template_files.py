@@ -9,7 +9,12 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.lint.placeholders import find_placeholder, has_placeholder
+from ddp_hpc.lint.placeholders import (
+    find_placeholder,
+    has_placeholder,
+    without_comment,
+    without_file_name_patterns,
+)
 
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
 _NAMED = re.compile(
@@ -23,7 +28,7 @@ _STATEMENT = re.compile(
 _OF_PROGRAMS = re.compile(
     r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.]) | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
-    r" | \#\#[A-Z]\w*\#\# | %%[A-Za-z]\w*%%",
+    r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
     re.VERBOSE,
 )
 # These may also be for the user, unless there are several.
@@ -74,7 +79,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     if statements:
         first = statements[0]
         return Template(line=first, placeholder=lines[first].strip(), lines=frozenset(), has_statements=True)
-    directives = {d.line: re.sub(r"(?:^|\s)#.*", "", d.text[:_MAX_CHARS]) for d in script.read()}
+    directives = {d.line: without_comment(d.text[:_MAX_CHARS]) for d in script.read()}
     found = list(_of_language(script, directives))
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
@@ -93,7 +98,8 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
         yield from (
             (number, match[0]) for match in _OF_PROGRAMS.finditer(text) if not _is_for_users(match[0])
         )
-        several += [(number, one[0]) for one in _OF_EITHER.finditer(text) if not _is_for_users(one[0])]
+        matches = _OF_EITHER.finditer(without_file_name_patterns(text))
+        several += [(number, one[0]) for one in matches if not _is_for_users(one[0])]
     if len(several) > 1:
         yield from several
     for command in script.commands:

@@ -49,3 +49,14 @@ def test_a_file_that_a_program_beside_it_fills_in_is_a_template(
 ) -> None:
     (tmp_path / "start.py").write_text(program)
     assert (("JOB027", "note") in found_in(TEXT, tmp_path / "job.sh")) == is_template
+
+
+@pytest.mark.parametrize("log", ["x_%A_%a.out", "%A_%a_OUT_%j.log", "%x_%A_%N_%u.out", "100%%_%J_%s_%t.out"])
+def test_patterns_for_file_names_are_no_placeholders(log: str, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH -o {log}\n#SBATCH -e {log}.err\n"
+    assert found_in(text, tmp_path / "job.sh") == []
+
+
+def test_a_placeholder_between_number_signs_is_not_a_comment(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -t #WALLTIME#   # hours\n#SBATCH -N #NODES#   # nodes\n#SBATCH --exclusive\n"
+    assert found_in(text, tmp_path / "job.sh") == [("JOB027", "note")]
