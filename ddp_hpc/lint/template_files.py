@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ddp_hpc.lint.filled_in import bare, reads, replaces
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import (
     find_placeholder,
@@ -44,11 +45,6 @@ _IN_TEMPLATES = re.compile(
     r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
     r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|(?!ALL|NONE|END|FAIL|BEGIN|NODE)[A-Z]{3,}|\{\d\}|%[sd])(?=$|:)"
 )
-# How programs fill in templates.
-_FILLS = re.compile(
-    r"\.(?:format|format_map|replace|sub|substitute|safe_substitute|render|replaceAll)\(|\bTemplate\(|gsub\(|"
-    r"\bsed\b|\benvsubst\b|\bperl -|\bawk\b"
-)
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
 _MAX_PROGRAMS = 60
 _MAX_BYTES = 200_000
@@ -72,7 +68,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     """Returns the template in a file; None if the file is a script.
 
     It is a template if it contains a placeholder, and if either its name or its directory says so, or the
-    placeholder belongs to a template language, or a program in its directory fills it in.
+    placeholder belongs to a template language, or a program in its directory or in the one above fills it in.
     """
     lines = {n: line[:_MAX_CHARS] for n, line in enumerate(script.lines, start=1)}
     statements = [n for n, line in lines.items() if _STATEMENT.match(line)]
@@ -126,17 +122,19 @@ def _is_named(path: Path) -> bool:
 
 
 def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
-    """Returns whether a program beside the file names it and one of its placeholders, and replaces text."""
-    words = [re.sub(r"\W", "", word) for _, word in found]
-    try:
-        beside = sorted(path.absolute().parent.iterdir())
-        programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
-        for program in programs[:_MAX_PROGRAMS]:
-            if not program.is_file() or program.stat().st_size > _MAX_BYTES:
-                continue
-            text = program.read_text("utf-8", "replace")
-            if path.name in text and _FILLS.search(text) and any(word and word in text for word in words):
-                return True
-    except OSError:  # the directory or a file cannot be read
-        pass
+    """Returns whether a program beside the file or one directory above replaces a placeholder."""
+    placeholders = {word for _, word in found if len(bare(word)) > 1}
+    file = path.absolute()
+    for directory in islice(file.parents, 2) if placeholders else ():
+        try:
+            beside = sorted(directory.iterdir())
+            programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
+            for program in programs[:_MAX_PROGRAMS]:
+                if not program.is_file() or program.stat().st_size > _MAX_BYTES:
+                    continue
+                text = program.read_text("utf-8", "replace")
+                if reads(text, path.name) and any(replaces(text, word) for word in placeholders):
+                    return True
+        except OSError:  # the directory or a file cannot be read
+            continue
     return False

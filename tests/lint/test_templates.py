@@ -42,6 +42,14 @@ def test_a_template_has_findings_on_directives_without_placeholders(tmp_path: Pa
         ("sed s/NODES/2/ job.sh > new.sh\n", True),
         ("text = open('job.sh').read().replace('a', 'b')\n", False),
         ("text = open('other.sh').read().replace('<account>', account)\n", False),
+        ("template = Template(open('job.sh').read())\ntemplate.substitute(NODES=2)\n", True),
+        ("export NODES=2\nenvsubst < job.sh > new.sh\n", True),
+        ("values = {'<account>': 'a'}\nfor k in values: t = t.replace(k, values[k])\nopen('job.sh')\n", True),
+        ("cp job.sh new.sh\nsed -i -e 's|<account>|a|' new.sh\n", True),
+        ("sbatch <(sed s/NODES/2/ job.sh)\n", True),
+        ("NODES=$(wc -l < hosts | awk '{print $1}')\nsbatch job.sh\n", False),
+        ("NODES=2\nsed s/NODES/2/ other.sh > new.sh\nsbatch --nodes=$NODES job.sh\n", False),
+        ("NODES=$(sed -n 1p hosts)\ncp job.sh /scratch\n", False),
     ],
 )
 def test_a_file_that_a_program_beside_it_fills_in_is_a_template(
@@ -60,3 +68,15 @@ def test_patterns_for_file_names_are_no_placeholders(log: str, tmp_path: Path) -
 def test_a_placeholder_between_number_signs_is_not_a_comment(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -t #WALLTIME#   # hours\n#SBATCH -N #NODES#   # nodes\n#SBATCH --exclusive\n"
     assert found_in(text, tmp_path / "job.sh") == [("JOB027", "note")]
+
+
+def test_a_variable_of_one_letter_does_not_make_a_template(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --nodes=$N\n"
+    (tmp_path / "submit_all.sh").write_text("N=$(awk 'END{print NR}' hosts)\nsed s/N/1/ job.sh\n")
+    assert found_in(text, tmp_path / "job.sh") == [("JOB008", "error")]
+
+
+def test_the_program_may_be_in_the_directory_above(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "start.py").write_text("text = open('scripts/job.sh').read().replace('<account>', account)\n")
+    assert ("JOB027", "note") in found_in(TEXT, tmp_path / "scripts" / "job.sh")
