@@ -38,6 +38,15 @@ _OF_CHUNKS = (
 )
 # Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
 _STARTS_ELSEWHERE = re.compile(r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|\bbrainlife/)")
+# Lines that bash and csh read differently, or that only one of them knows.
+_DIFFERS_IN_CSH = re.compile(
+    r"""^\s*(?: [A-Za-z_]\w*(?:\[\w+\])?\+?= | \w[\w-]*\s*\(\) | set\s+(?:[-+]|\w+\s*=) | \.\s
+        | source\s(?!.*\.csh\b) | (?:setenv|unsetenv|foreach|switch|endif)\b
+        | (?:export|declare|local|readonly|function|shopt|trap|ulimit|if|for|while|until|case)\b )
+      | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b
+      | \bconda\s+activate\b""",
+    re.VERBOSE,
+)
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -46,10 +55,18 @@ _OF_JOBS = frozenset(
 @check("PBS001", "warning", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    if script.commands and not script.lines[0].startswith("#!") and script.value("-S") is None:
-        yield Problem(
-            1, "the script has no shebang, so PBS runs it in your login shell", "start it with #!/bin/bash -l"
-        )
+    if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
+        return
+    before = script.lines[1 : script.commands[0].line - 1]
+    late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
+    differs = any(_DIFFERS_IN_CSH.search(line) for line in script.lines if not line.lstrip().startswith("#"))
+    cause = f"the shebang in line {late} is a comment" if late else "the script has no shebang"
+    yield Problem(
+        1,
+        f"{cause}, so PBS runs the script in your login shell",
+        "move it to line 1" if late else "start the script with #!/bin/bash -l",
+        None if late or differs else "note",
+    )
 
 
 @check("PBS002", "error", "a comment after a directive")
