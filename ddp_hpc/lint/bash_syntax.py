@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from functools import lru_cache
+from typing import NamedTuple
 
 _LIMIT_S = 10
 _MAX_EXITS = 20
@@ -38,11 +39,36 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
     # If a shell reads it, that shell runs these commands.
     output = done.stderr.decode("utf-8", "replace")
-    for complaint in output.splitlines():
-        match = re.match(r".*?: line (\d{1,9}): (.*)", complaint)
-        if match and (done.returncode or ("here-document" in match[2] and not _is_for_shell(match[2], text))):
-            return int(match[1]), match[2]
-    return (1, output.strip().partition("\n")[0]) if done.returncode else None
+    found = [(int(line), message) for line, message in re.findall(r".*?: line (\d{1,9}): (.*)", output)]
+    if done.returncode:
+        # Errors stop the job, unlike warnings.
+        found.sort(key=lambda one: one[1].startswith("warning: "))
+        return found[0] if found else (1, output.strip().partition("\n")[0])
+    return next((one for one in found if "here-document" in one[1] and not _is_for_shell(one[1], text)), None)
+
+
+class OpenDocument(NamedTuple):
+    """A here-document that is not closed.
+
+    `almost` is the line that contains its delimiter and blanks, 0 if there is none. `is_harmless` means that
+    no command follows which it would swallow.
+    """
+
+    line: int
+    delimiter: str
+    almost: int
+    is_harmless: bool
+
+
+def open_document(message: str, text: str) -> OpenDocument | None:
+    """Returns the here-document of a warning of bash; None if the message is another one."""
+    match = re.match(r"warning: here-document at line (\d{1,9}) .*wanted `(.*)'", message)
+    if match is None:
+        return None
+    start, lines = int(match[1]), text.splitlines()
+    almost = next((n for n, line in enumerate(lines, start=1) if n > start and line.strip() == match[2]), 0)
+    rest = lines[almost or start :]
+    return OpenDocument(start, match[2], almost, not any(line.strip() for line in rest))
 
 
 def is_reached(text: str, line: int) -> bool:
@@ -62,9 +88,7 @@ def is_reached(text: str, line: int) -> bool:
 
 def _is_for_shell(message: str, text: str) -> bool:
     """Returns whether a shell reads the unclosed here-document, and nothing looks like its end."""
-    match = re.search(r"at line (\d{1,9}) .*wanted `(.*)'", message)
-    if match is None:
+    document = open_document(message, text)
+    if document is None or document.almost:
         return False
-    lines = text.splitlines()
-    is_read = re.search(r"\b(?:ba|z|k|s)?sh(?:ell)?\b.*<<", lines[int(match[1]) - 1])
-    return is_read is not None and all(line.strip() != match[2] for line in lines)
+    return bool(re.search(r"\b(?:ba|z|k|s)?sh(?:ell)?\b.*<<", text.splitlines()[document.line - 1]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from ddp_hpc.base.units import counted
-from ddp_hpc.lint.bash_syntax import bash_complaint, is_reached
+from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.little_memory import needs_little_memory
@@ -29,7 +29,6 @@ _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
-_PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
 _MAX_CHARS = 500
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
@@ -71,25 +70,6 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             line, "the line ends in CR LF, which qsub and sbatch reject", "run: sed -i 's/\\r$//' SCRIPT"
         )
-
-
-@check("JOB003", "error", "bash syntax error")
-def _broken_bash(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
-        return
-    if complaint := bash_complaint(script.text):
-        line, message = complaint
-        if not is_reached(script.text, line):
-            return
-        for number, text in enumerate(script.lines, start=1):
-            match = _PLACEHOLDER_IN_COMMAND.search(text)
-            if match and ("'" in match[0] if "EOF" in message else number == line):
-                what = f"{shown(match[0])} is a placeholder"
-                yield Problem(number, what, "replace it with a value, or render the template")
-                return
-        what = f"bash -n reports: {plain(message)}"
-        yield Problem(line, what, "correct the syntax, such as an unclosed quote or block")
 
 
 @check("JOB004", "error", "directive after the first command")

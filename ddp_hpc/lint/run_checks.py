@@ -20,6 +20,7 @@ from ddp_hpc.lint import (
     checks_shell,
     checks_site,
     checks_slurm,
+    checks_syntax,
     checks_variables,
 )
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
@@ -41,6 +42,7 @@ __all__ = [
 # Importing these modules registers their checks.
 _MODULES = (
     checks_form,
+    checks_syntax,
     checks_pbs,
     checks_sbatch,
     checks_slurm,

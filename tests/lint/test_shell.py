@@ -31,3 +31,21 @@ def test_one_step_of_several_without_the_variables_is_reported() -> None:
     assert [(one.check, one.line) for one in lint_script(text) if one.severity == "warning"] == [
         ("SLURM027", 4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "severity", "said"),
+    [
+        ("./energy <<+\n15\n+ \n", 5, "note", "blanks before or after '+'"),
+        ("./energy <<+\n15\n + \n./next\n", 5, "error", "blanks before or after '+'"),
+        ("./energy <<EOF\n\n", 3, "note", "the line 'EOF' is missing"),
+        ("./energy <<EOF\n15\n./next\n", 5, "error", "wanted `EOF'"),
+        ("cd <<DIR>>\n./next\n", 4, "error", "syntax error near unexpected token"),
+    ],
+)
+def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str, said: str) -> None:
+    found = [
+        one for one in lint_script(f"#!/bin/bash\n#SBATCH --time=01:00:00\n{body}") if one.check == "JOB003"
+    ]
+    assert [(one.line, one.severity) for one in found] == [(line, severity)]
+    assert said in found[0].what

@@ -1,0 +1,50 @@
+"""Check of the syntax of bash scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.bash_syntax import OpenDocument, bash_complaint, is_reached, open_document
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
+from ddp_hpc.lint.placeholders import is_template
+
+_PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
+
+
+@check("JOB003", "error", "bash syntax error")
+def _broken_bash(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
+        return
+    if complaint := bash_complaint(script.text):
+        line, message = complaint
+        if not is_reached(script.text, line):
+            return
+        for number, text in enumerate(script.lines, start=1):
+            match = _PLACEHOLDER_IN_COMMAND.search(text)
+            if match and ("'" in match[0] if "EOF" in message else number == line):
+                what = f"{shown(match[0])} is a placeholder"
+                yield Problem(number, what, "replace it with a value, or render the template")
+                return
+        if (document := open_document(message, script.text)) and (document.almost or document.is_harmless):
+            yield _not_closed(document)
+            return
+        what = f"bash -n reports: {plain(message)}"
+        yield Problem(line, what, "correct the syntax, such as an unclosed quote or block")
+
+
+def _not_closed(document: OpenDocument) -> Problem:
+    """Returns the finding on a here-document whose delimiter has blanks, or that ends with the script."""
+    line, word = document.line, shown(document.delimiter)
+    severity: Severity | None = "note" if document.is_harmless else None
+    if not document.almost:
+        return Problem(
+            line, f"nothing closes this here-document: the line {word} is missing", "add it", severity
+        )
+    return Problem(
+        document.almost,
+        f"blanks before or after {word} keep it from closing the here-document of line {line}",
+        "remove the blanks",
+        severity,
+    )
