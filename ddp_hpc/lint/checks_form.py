@@ -25,6 +25,13 @@ _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
+# Options of sbatch whose values are lists with commas (sbatch.1).
+_LISTS = frozenset(
+    (
+        *("--acctg-freq", "--clusters", "--dependency", "--exclude", "--export", "--gres", "--licenses"),
+        *("--mail-type", "--nodelist", "--propagate", "--tres-per-task"),
+    )
+)
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
@@ -190,9 +197,21 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used",
-                "join them with &" if name == "--constraint" else "remove one of them",
+                _joined(name, seen[name], value),
             )
         seen[name] = value
+
+
+def _joined(name: str, before: str, value: str) -> str:
+    """Returns the remedy for an option that is given twice: a list, if it takes one."""
+    if name == "--constraint":
+        return "join them with &"
+    items, others = before.split(","), value.split(",")
+    counts = name in ("--gres", "--licenses", "--tres-per-task")
+    of_both = {re.split("[:=]", item)[0] for item in items} & {re.split("[:=]", item)[0] for item in others}
+    if name not in _LISTS or (counts and of_both) or {"NONE", "NIL"} & {*items, *others}:
+        return "remove one of them"
+    return f"write one option with a list: {plain(f'{name}={before},{value}')}"
 
 
 @check("JOB008", "error", "a variable or ~ in a directive")

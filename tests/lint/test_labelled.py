@@ -91,6 +91,21 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "remedy"),
+    [
+        ("--exclude=n1", "--exclude=n2", "write one option with a list: --exclude=n1,n2"),
+        ("--gres=gpu:1", "--gres=nvme:100", "write one option with a list: --gres=gpu:1,nvme:100"),
+        ("--gres=gpu:1", "--gres=gpu:2", "remove one of them"),
+        ("-d afterok:1", "-d afterok:2", "write one option with a list: --dependency=afterok:1,afterok:2"),
+        ("-N 1", "-N 2", "remove one of them"),
+    ],
+)
+def test_options_that_take_lists_are_joined(first: str, second: str, remedy: str) -> None:
+    found = lint_script(f"{S}#SBATCH {first}\n#SBATCH {second}\n")
+    assert [one.remedy for one in found if one.check == "JOB007"] == [remedy]
+
+
 def test_values_of_one_line_are_named_in_their_order() -> None:
     found = lint_script(f"{TORQUE}#PBS -kod -ked\n")
     assert [one.what for one in found if one.check == "JOB007"] == [
