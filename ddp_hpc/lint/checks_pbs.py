@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
+from ddp_hpc.lint.launch_commands import programs
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
@@ -205,13 +206,17 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
 def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     # Scripts that start the supervisor are not affected, since it shortens TMPDIR.
-    if not script.is_supervised and not script.sets("TMPDIR") and (line := _python_line(subject)):
-        yield Problem(
-            line,
-            "PBS sets a long TMPDIR, so with a long job ID, the workers of a DataLoader can fail with "
-            '"AF_UNIX path too long"',
-            "add export TMPDIR=/tmp",
-        )
+    if script.is_supervised or script.sets("TMPDIR"):
+        return
+    for start, name, source in programs(subject):
+        if imported := source.files.packages_elsewhere & {"torch", "multiprocessing"}:
+            yield Problem(
+                start.command.line,
+                f"{name} imports {min(imported)}, and PBS sets a long TMPDIR, so with a long job ID, worker "
+                'processes can fail with "AF_UNIX path too long"',
+                "add export TMPDIR=/tmp",
+            )
+            return
 
 
 @check("PBS015", "warning", "the script runs in the home directory")
@@ -221,7 +226,7 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
-    if not moves and not in_place and (line := _python_line(subject, relative=True)):
+    if not moves and not in_place and (line := _line_of_relative_program(subject)):
         yield Problem(
             line,
             "PBS starts a job in the home directory, not where qsub was called",
@@ -229,20 +234,14 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         )
 
 
-def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
-    """Returns the number of the first line that starts Python, directly or with a launcher.
-
-    With `relative`, lines that name the program by an absolute path are ignored, and other programs of the
-    current directory (`./a.out`) count, too.
-    """
+def _line_of_relative_program(subject: Subject) -> int | None:
+    """Returns the number of the first line that starts a file of Python or a program of this directory."""
     for command in subject.script.commands:
-        if relative and any(
-            re.fullmatch(r"\./[^/]+", word) for word in (command.launched or command.argv)[:1]
-        ):
+        if any(re.fullmatch(r"\./[^/]+", word) for word in (command.launched or command.argv)[:1]):
             return command.line
-        if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
-            continue
-        if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
+        if any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]) and any(
+            re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]
+        ):
             return command.line
     return None
 

@@ -259,3 +259,22 @@ def test_a_script_beyond_the_size_limit_is_truncated_at_a_line() -> None:
 def test_a_script_without_a_shebang_matters_if_csh_reads_it_differently(commands: str, severity: str) -> None:
     text = f"#PBS -l walltime=01:00:00\n{commands}"
     assert [one.severity for one in lint_script(text) if one.check == "PBS001"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "is_reported"),
+    [
+        ("python train.py", "import torch\n", True),
+        ("python train.py", "from multiprocessing import Pool\n", True),
+        ("python train.py", "import numpy\n", False),
+        ("python3 -V", "import torch\n", False),
+        ("python other.py", "import torch\n", False),
+        ("export TMPDIR=/tmp\npython train.py", "import torch\n", False),
+    ],
+)
+def test_a_long_tmpdir_matters_to_programs_with_workers(
+    command: str, program: str, is_reported: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(program)
+    found = lint_script(f"{PBS}cd $PBS_O_WORKDIR\n{command}\n", directory=tmp_path)
+    assert ("PBS014" in {one.check for one in found}) == is_reported
