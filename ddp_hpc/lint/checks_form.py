@@ -47,7 +47,7 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
     text = subject.script.text
     if not text.strip():
         yield Problem(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
-    elif "\0" in text:
+    elif "\0" in text and subject.script.scheduler != "pbs":  # qsub and bash drop these characters
         line = text.count("\n", 0, text.index("\0")) + 1
         yield Problem(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
     elif len(text) >= MAX_CHARS:

@@ -106,6 +106,11 @@ def test_options_that_take_lists_are_joined(first: str, second: str, remedy: str
     assert [one.remedy for one in found if one.check == "JOB007"] == [remedy]
 
 
+def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
+    assert [one for one in lint_script(f"{TORQUE}./a.out\n\0\0") if one.check == "JOB001"] == []
+    assert [one.severity for one in lint_script(f"{S}./a.out\n\0\0")] == ["error"]
+
+
 def test_values_of_one_line_are_named_in_their_order() -> None:
     found = lint_script(f"{TORQUE}#PBS -kod -ked\n")
     assert [one.what for one in found if one.check == "JOB007"] == [
