@@ -274,7 +274,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         d
         for d in subject.script.read()
         if not (_is_free_text(d) or _is_name(subject, d) or _is_constraint_or_name(d))
-        and has_placeholder(d.value, is_path=True)
+        and has_placeholder(_whole_value(d), is_path=True)
     ]
     directives += [
         d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text, is_path=True)
@@ -285,6 +285,14 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
         text = first.text.partition(" #")[0].rstrip()
         yield Problem(first.line, f"{shown(text)} {contain} a placeholder", "replace it with a value")
+
+
+def _whole_value(d: Directive) -> str:
+    """Returns the value of an option, and the words that belong to it, as in `-q [your queue here]`."""
+    if "[" not in d.value or "]" in d.value:
+        return d.value
+    match = re.match(r"[^\]]*\]", d.text[d.text.find(d.value) :])
+    return match[0] if match else d.value
 
 
 def _is_constraint_or_name(d: Directive) -> bool:
@@ -308,7 +316,7 @@ def _no_walltime(subject: Subject) -> Iterator[Problem]:
 def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
-        is_value = "$" not in text and not has_placeholder(text)
+        is_value = "$" not in text and not has_placeholder(text) and line not in subject.placeholder_lines
         if is_value and not subject.scheduler.reader.accepts_walltime(text):
             yield Problem(
                 line,

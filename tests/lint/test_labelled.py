@@ -106,6 +106,14 @@ def test_options_that_take_lists_are_joined(first: str, second: str, remedy: str
     assert [one.remedy for one in found if one.check == "JOB007"] == [remedy]
 
 
+@pytest.mark.parametrize(
+    "option", ["-q [your queue here]", "-W group_list=[your group here]", "-l mem=[your memory here]"]
+)
+def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str) -> None:
+    found = [one.check for one in lint_script(f"{TORQUE}#PBS {option}\n") if one.line == 4]
+    assert found == ["JOB016"]
+
+
 def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     assert [one for one in lint_script(f"{TORQUE}./a.out\n\0\0") if one.check == "JOB001"] == []
     assert [one.severity for one in lint_script(f"{S}./a.out\n\0\0")] == ["error"]
