@@ -9,7 +9,7 @@ lines show how many of all refused scripts have an error of lint.
 `--draw N` prints N random findings for a person to judge, selected with --seed, --severity and --class.
 
 `python benchmarks/lint_precision.py --recall tests/lint/mistakes.txt` measures recall on scripts with one
-known mistake each: how many are found, by a check that the file names for it as an error or a warning, and
+known mistake each: how many are found by a check that the file names for it, how many of these by a note, and
 how many corrected scripts have an error or a warning.
 
 `python benchmarks/lint_precision.py --programs tests/lint/programs.txt DIR` compares the checks of programs
@@ -128,13 +128,19 @@ class Mistake:
 
     def findings(self, text: str) -> list[LintFinding]:
         """Returns the errors and warnings of lint for one of the two scripts."""
-        site = load_site(self.profile) if self.profile else None
-        found = lint_script(text, site, installed_version=self.version)
-        return [one for one in found if one.severity != "note"]
+        return [one for one in self._all_findings(text) if one.severity != "note"]
 
     def found_by(self) -> list[LintFinding]:
-        """Returns the findings for the script with the mistake that name its remedy."""
-        return [one for one in self.findings(self.wrong) if one.check in self.checks]
+        """Returns the findings that name the mistake and its remedy: those of the checks which the corrected
+        script does not have.
+        """
+        others = {(one.check, one.what) for one in self._all_findings(self.corrected)}
+        found = [one for one in self._all_findings(self.wrong) if one.check in self.checks]
+        return [one for one in found if (one.check, one.what) not in others]
+
+    def _all_findings(self, text: str) -> list[LintFinding]:
+        site = load_site(self.profile) if self.profile else None
+        return lint_script(text, site, installed_version=self.version)
 
 
 def read_mistakes(path: Path) -> list[Mistake]:
@@ -176,7 +182,9 @@ def print_recall(path: Path) -> None:
         for one in found:
             print(f"corrected, but reported: {mistake.name}: {one.check}, line {one.line}: {one.what}")
     total = len(mistakes)
-    print(f"found: {total - len(missed)} of {total} ({100 * (total - len(missed)) / max(1, total):.0f} %)")
+    by_note = sum({one.severity for one in mistake.found_by()} == {"note"} for mistake in mistakes)
+    share = 100 * (total - len(missed)) / max(1, total)
+    print(f"found: {total - len(missed)} of {total} ({share:.0f} %), {by_note} of them only by a note")
     print(f"corrected scripts with an error or a warning: {wrong} of {total}")
 
 

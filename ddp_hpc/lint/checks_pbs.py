@@ -136,7 +136,7 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
             if d.value[0] in "\u2013\u2014":
                 remedy = "write - instead of the dash"
             elif d.line not in with_option:
-                remedy = "write an option before it, such as -N NAME"
+                remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "

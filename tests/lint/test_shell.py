@@ -19,6 +19,17 @@ from ddp_hpc.lint.run_checks import lint_script
         "echo the “second” run",
         "./simulate --title '“second” run'",
         "exit\nSBATCH --mem=8G",
+        "for i in {1..3}; do ./simulate $i; done",
+        "export IFS= && ./simulate",
+        "CUDA_VISIBLE_DEVICES= python test.py",
+        "export DATA=~/data",
+        'COMMAND="~/bin/simulate"\neval $COMMAND',
+        "export LD_LIBRARY_PATH=$HOME/lib:$LD_LIBRARY_PATH PATH=$HOME/bin:$PATH",
+        "python -m torch.distributed.run train.py",
+        "find . -name core -exec rm {} \\;",
+        "[[ $STEPS > 3 ]] && ./simulate",
+        "sed -n ''$SLURM_ARRAY_TASK_ID'p' names",
+        "echo $first[0]",
     ],
 )
 def test_a_command_that_is_meant_is_not_reported(body: str) -> None:
@@ -49,3 +60,32 @@ def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str,
     ]
     assert [(one.line, one.severity) for one in found] == [(line, severity)]
     assert said in found[0].what
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set STEPS = 3",
+        "source ~/.login.csh",
+        "export STEPS= 3",
+        "export STEPS 3",
+        "unset CUDA_VISIBLE_DEVICES.",
+        "$ python train.py",
+        "source source venv/bin/activate",
+        "source conda activate myenv",
+        "module load gcc/12.2, openmpi",
+        "for i in 1..9; do ./simulate $i; done",
+        "evaluate config \\&\\& summarize",
+        "if [ $STEPS > 3 ]; then ./simulate; fi",
+        'DATA="~/data"',
+        "export LD_LIBRARY_PATH=$HOME/lib:$PATH",
+        "torchrun --standalone -m train.py",
+        "mpirun -np SLURM_NTASKS ./simulate",
+        "INDEX=SLURM_ARRAY_TASK_ID",
+        "sed -n '${SLURM_ARRAY_TASK_ID}p' names",
+        "names=(a b)\n./simulate $names[$SLURM_ARRAY_TASK_ID]",
+    ],
+)
+def test_a_command_that_does_something_else_is_reported(command: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --array=1-2\n{command}\n"
+    assert "JOB034" in {one.check for one in lint_script(text)}
