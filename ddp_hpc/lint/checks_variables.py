@@ -17,6 +17,15 @@ _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
 _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
+# Variables of Grid Engine, LSF and Cobalt.
+_OF_OTHERS = re.compile(r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+")
+# A variable without $ in $(( )).
+_IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
+_ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
+# Commands that may set arrays elsewhere.
+_MAY_SET = re.compile(
+    r"(?m)^\s*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
+)
 _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*\)")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
@@ -72,10 +81,14 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         if near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
             yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
-        elif name in unknown and any(name in other.reader.variables for other in MONITORED.values()):
+        elif _OF_OTHERS.fullmatch(name) or (
+            name in unknown and any(name in other.reader.variables for other in MONITORED.values())
+        ):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             yield Problem(line, what, f"use a variable of {scheduler.title}")
             break
+    yield from _unset_arrays(script)
+    yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and script.value(option) is not None:
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
@@ -90,6 +103,39 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             requests = any(_REQUESTS.match(d.flag) for d in script.read())
             remedy = f"add {scheduler.prefix} {option}=NUMBER"
             yield Problem(lines[0], what, remedy, None if requests else "note")
+
+
+def _with_type(subject: Subject) -> Iterator[Problem]:
+    """Yields the use of SLURM_GPUS_PER_NODE as a number, if it also contains the type of the GPUs."""
+    value = subject.script.value("--gpus-per-node") or ""
+    for command in subject.script.commands if ":" in value else ():
+        if re.search(r"(?:nproc\S*[= ]|\(\([^)]*)\"?\$?\{?SLURM_GPUS_PER_NODE\b(?![#%:])", command.text):
+            what = f"SLURM_GPUS_PER_NODE is {plain(value)}, which is not a number"
+            yield Problem(command.line, what, "use SLURM_GPUS_ON_NODE")
+
+
+def _unset_arrays(script: Script) -> Iterator[Problem]:
+    """Yields the first use of each array that the script never sets. No array comes from the environment."""
+    if _MAY_SET.search(script.text):
+        return
+    reported = {
+        "BASH_SOURCE",
+        "PIPESTATUS",
+        "FUNCNAME",
+        "BASH_LINENO",
+        "BASH_REMATCH",
+        "DIRSTACK",
+        "BASH_VERSINFO",
+    }
+    for command in script.commands:
+        for name in _ARRAY_READ.findall(expanded_in_shell(command.text)):
+            if name not in reported and not re.search(
+                rf"(?<![\w$])(?:{name}(?:\[[^]]*\])?\+?=|for {name}\b)", script.text
+            ):
+                reported.add(name)
+                yield Problem(
+                    command.line, f"the script never sets the array {plain(name)}", f"set {name}=(...)"
+                )
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
@@ -133,7 +179,7 @@ def _is_for_several(subject: Subject) -> bool:
 
 
 def _expanded(text: str) -> list[str]:
-    return [name.lstrip("{") for name in _EXPANSION.findall(text)]
+    return [name.lstrip("{") for name in _EXPANSION.findall(text)] + _IN_ARITHMETIC.findall(text)
 
 
 @check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.lint import (
     checks_commands,
+    checks_environment,
     checks_form,
     checks_job_steps,
     checks_launch,
@@ -53,6 +54,7 @@ _MODULES = (
     checks_variables,
     checks_commands,
     checks_shell,
+    checks_environment,
     checks_site,
 )
 

@@ -61,7 +61,7 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     ("option", "remedy"),
     [
         ("\u2013m e", "write - instead of the dash"),
-        ("M me@example.org", "write an option before it, such as -N NAME"),
+        ("M me@example.org", "write an option, such as -N, before it"),
         ("-N my job", "remove it, or the whitespace before it"),
     ],
 )

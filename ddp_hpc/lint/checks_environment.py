@@ -1,0 +1,112 @@
+"""Check of the names and values of environment variables that programs and libraries read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain
+from ddp_hpc.lint.parse_script import Script
+
+# Variables of CUDA, ROCm, OpenMP, NCCL, PyTorch, Hugging Face, MPI and the shell that scripts set most.
+_KNOWN = frozenset(
+    re.findall(
+        r"\w+",
+        "CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS "
+        "CUDA_HOME ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH "
+        "PYTHONPATH PYTHONUNBUFFERED PYTHONNOUSERSITE OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES "
+        "OMP_STACKSIZE MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS MASTER_ADDR MASTER_PORT "
+        "WORLD_SIZE LOCAL_RANK NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_SOCKET_IFNAME NCCL_IB_DISABLE "
+        "NCCL_IB_HCA NCCL_IB_TIMEOUT NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_P2P_LEVEL NCCL_NET_GDR_LEVEL "
+        "NCCL_ASYNC_ERROR_HANDLING NCCL_BLOCKING_WAIT GLOO_SOCKET_IFNAME TORCH_DISTRIBUTED_DEBUG "
+        "TORCH_NCCL_BLOCKING_WAIT TORCH_NCCL_ASYNC_ERROR_HANDLING PYTORCH_CUDA_ALLOC_CONF "
+        "PYTORCH_ALLOC_CONF TORCH_HOME TORCH_CUDA_ARCH_LIST HF_HOME HF_DATASETS_CACHE HF_HUB_CACHE "
+        "HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE "
+        "TOKENIZERS_PARALLELISM WANDB_MODE WANDB_PROJECT WANDB_DIR WANDB_API_KEY XDG_CACHE_HOME "
+        "TRITON_CACHE_DIR I_MPI_FABRICS I_MPI_PIN_DOMAIN I_MPI_PMI_LIBRARY UCX_NET_DEVICES UCX_TLS "
+        "FI_PROVIDER MPICH_GPU_SUPPORT_ENABLED SRUN_CPUS_PER_TASK SLURM_CPU_BIND APPTAINER_CACHEDIR "
+        "SINGULARITY_CACHEDIR SINGULARITY_BIND APPTAINER_BIND ",
+    )
+)
+# Shorter names differ from others by one letter too often.
+_MIN_LENGTH = 9
+_SWITCH = r"NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING"
+# Variables, values that their readers do not understand, what happens then, and what to write instead.
+_VALUES = (
+    (
+        r"PYTORCH_(?:CUDA_)?ALLOC_CONF",
+        r"[a-z_]+=.*",
+        "PyTorch rejects = in it",
+        "write NAME:VALUE,NAME:VALUE",
+    ),
+    (_SWITCH, r"(?i:true|yes|on)", "it is read as a number, which this is not", "write 1"),
+    (
+        r"GLOO_SOCKET_IFNAME",
+        r"[\^=].*",
+        "Gloo takes the name of an interface, without ^ or =",
+        "write its name",
+    ),
+    (
+        r"(?:NCCL|GLOO|TP)_SOCKET_IFNAME",
+        r"\d+\.\d+\.\d+\.\d+|\"?(?:\$\(|`)\s*hostname\b.*",
+        "it takes the name of an interface, not an address",
+        "write a name that `ip addr` prints, such as ib0",
+    ),
+    (
+        r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES",
+        r"\d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]",
+        "it is a list of numbers separated by commas only",
+        "remove the blanks or brackets, such as 0,1",
+    ),
+    (
+        r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS",
+        r"auto|max|all|\d+,|-\d+",
+        "it takes a number",
+        "write one",
+    ),
+)
+# SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
+_OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
+_OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
+
+
+@check("JOB035", "warning", "an environment variable with a name or a value that nothing reads")
+def _not_read(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    reported: set[str] = set()
+    for line, name, value in script.assignments:
+        if name not in _KNOWN and name not in reported and (near := _meant(script, name)):
+            reported.add(name)
+            yield Problem(line, f"nothing reads the variable {plain(name)}", f"did you mean {near}?")
+        for names, values, what, remedy in _VALUES:
+            if re.fullmatch(names, name) and re.fullmatch(values, value):
+                yield Problem(line, f"{name}={plain(value)}: {what}", remedy)
+        if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
+            what = f"{plain(value)} has the numbers of the node, but most jobs see their GPUs from 0"
+            yield Problem(line, what, "remove the assignment, as Slurm sets the variable", "note")
+    yield from _twice_restricted(script)
+
+
+def _meant(script: Script, name: str) -> str:
+    """Returns the known variable whose name is misspelled; empty if the script itself reads this one."""
+    if (
+        len(name) < _MIN_LENGTH
+        or not name.isupper()
+        or re.search(rf"\$\{{?{name}\b|-v {name}\b", script.text)
+    ):
+        return ""
+    return next((known for known in sorted(_KNOWN) if is_one_edit(name, known)), "")
+
+
+def _twice_restricted(script: Script) -> Iterator[Problem]:
+    """Yields the second of two variables that both select the GPU of the task."""
+    text = "\n".join(command.text for command in script.commands)
+    found = dict(re.findall(r"\b(CUDA|HIP|ROCR)_VISIBLE_DEVICES=([^\s;'\"&]+)", text))
+    others = [name for name in ("CUDA", "HIP") if found.get(name) == found.get("ROCR")]
+    if others and _OF_TASK.fullmatch(found.get("ROCR", "")):
+        line = next(c.line for c in script.commands if f"{others[0]}_VISIBLE_DEVICES" in c.text)
+        yield Problem(
+            line,
+            f"ROCR_VISIBLE_DEVICES leaves one GPU, number 0, from which {others[0]}_VISIBLE_DEVICES selects",
+            "set only ROCR_VISIBLE_DEVICES",
+        )
