@@ -57,7 +57,7 @@ _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\
 
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
-    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b"
+    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
@@ -266,12 +266,14 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands if subject.script.scheduler and not asks else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
+        is_sudo = match[0].strip() == "sudo"
         yield Problem(
             command.line,
             f"{shown(match[0])} needs a terminal, and a batch job has none",
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
-            else "remove the command, since the script already runs in a job",
+            else f"remove {'sudo' if is_sudo else 'the command, since the script already runs in a job'}",
+            "note" if is_sudo else None,  # it may need no password
         )
 
 

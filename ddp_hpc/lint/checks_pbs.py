@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain, shown
 from ddp_hpc.lint.launch_commands import programs
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
@@ -48,6 +48,12 @@ _DIFFERS_IN_CSH = re.compile(
       | \bconda\s+activate\b""",
     re.VERBOSE,
 )
+# Options with the values that qsub accepts.
+_VALUES = {
+    "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
+    "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
+    "-r": (r"[yn]", "use -r y or -r n"),
+}
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -152,6 +158,15 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     unknown = []
     for d, name, value in subject.script.resources():
         names = [name]
+        if name == "ppn":
+            yield Problem(
+                d.line, "ppn is a part of nodes, not a resource", f"write -l nodes=NUMBER:ppn={plain(value)}"
+            )
+            continue
+        for part in value.split(":")[1:] if name == "nodes" else ():
+            if re.match(r"(?:mem|pmem|vmem|walltime)=", part):
+                what = f"{shown(part)} is not a property of nodes, so qsub rejects it"
+                yield Problem(d.line, what, f"request it separately: -l {plain(part)}", "error")
         if name == "select":
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
         unknown += [
@@ -328,3 +343,15 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10"
             )
+        for values, remedy in [_VALUES[d.flag]] if d.flag in _VALUES and d.value and is_value else []:
+            if not re.fullmatch(values, d.value):
+                yield Problem(d.line, f"qsub has no value {shown(d.value)} for {d.flag}", remedy)
+
+
+@check("PBS024", "note", "a log that PBS does not write to the path")
+def _kept_log(subject: Subject) -> Iterator[Problem]:
+    kept = subject.script.value("-k") or ""
+    for d in subject.script.read() if re.fullmatch("[oe]{1,2}", kept) else ():
+        if d.flag in ("-o", "-e") and d.flag[1] in kept and "/" in d.value:
+            what = f"with -k {kept}, PBS keeps the log in the home directory, and ignores {d.flag}"
+            yield Problem(d.line, what, "remove -k")

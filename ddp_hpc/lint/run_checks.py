@@ -16,11 +16,13 @@ from ddp_hpc.lint import (
     checks_launch,
     checks_launched_program,
     checks_pbs,
+    checks_program_limits,
     checks_rendezvous,
     checks_sbatch,
     checks_shell,
     checks_site,
     checks_slurm,
+    checks_started_word,
     checks_syntax,
     checks_variables,
 )
@@ -55,6 +57,8 @@ _MODULES = (
     checks_commands,
     checks_shell,
     checks_environment,
+    checks_started_word,
+    checks_program_limits,
     checks_site,
 )
 

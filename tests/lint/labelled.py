@@ -473,6 +473,17 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB027", True, S + "#SBATCH -n %%tasks%%\n"),
     ("PBS003", False, P + "#PBS --group=g1\n#PBS -l elapstim_req=1:00:00\n"),  # NQSV
     ("PBS023", False, SELECT + "#PBS -N @@@name@@@\n"),
+    ("PBS023", True, SELECT + "#PBS -j y\n"),
+    ("PBS023", True, SELECT + "#PBS -m b,e\n"),
+    ("PBS023", True, SELECT + "#PBS -r yes\n"),
+    ("PBS023", False, SELECT + "#PBS -j oe\n#PBS -m abe\n#PBS -r n\n"),
+    ("PBS024", True, SELECT + "#PBS -k oe\n#PBS -o /scratch/run.log\n"),
+    ("PBS024", False, SELECT + "#PBS -k doe\n#PBS -o /scratch/run.log\n"),
+    ("PBS024", False, SELECT + "#PBS -k e\n#PBS -o /scratch/run.log\n"),
+    ("JOB038", True, SELECT + "srun ./simulate\n"),
+    ("JOB038", False, SELECT + 'mpiexec ./simulate\nif [ -n "$SLURM_JOB_ID" ]; then srun ./simulate; fi\n'),
+    ("JOB038", True, S + "pbsdsh ./simulate\n"),
+    ("JOB028", True, S + "sudo -E ./simulate\n"),
     ("RANK002", False, S + "#SBATCH -N 4 -n 1\nsrun torchrun --nproc-per-node=4 train.py\n"),  # one node
     ("RANK003", False, ONE + "#SBATCH --exclusive\ntorchrun --nproc-per-node=8 train.py\n"),
     ("RANK003", False, ONE + "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node=8 train.py\n"),
@@ -584,6 +595,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS008", True, P + "#PBS -l select=1:ncpu=4\n"),
     ("PBS008", False, P + "#PBS -l select=1:ncpus=4:cpu_type=rome\n"),
     ("PBS008", False, P + "#PBS -l nodes=1:ppn=4,pcmem=4gb\n"),
+    ("PBS008", True, P + "#PBS -l nodes=1:ppn=4:mem=4gb\n"),
+    ("PBS008", True, P + "#PBS -l nodes=1\n#PBS -l ppn=4\n"),
     # Placeholders in the directories of logs.
     ("JOB016", True, S + "#SBATCH -o <path to the code>/logs/%A-%a.out\n"),
     ("JOB017", False, S + "#SBATCH -o {jobdir}/stdout\n"),

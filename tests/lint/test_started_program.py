@@ -1,0 +1,92 @@
+"""JOB036 and JOB037 report the program that a command starts, and what it would use."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.lint.run_checks import lint_script
+
+
+def _found(check: str, body: str, *directives: str) -> list[str]:
+    lines = "".join(f"#SBATCH {directive}\n" for directive in directives or ("--ntasks=4",))
+    found = lint_script(f"#!/bin/bash\n#SBATCH --time=01:00:00\n{lines}{body}\n")
+    return [one.severity for one in found if one.check == check]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "srun STEPS=10 ./simulate",
+        "mpirun -np 4 STEPS=10 ./simulate",
+        "srun --ntasks=4 --label cd /scratch",
+        "srun conda activate myenv",
+        'srun -n 4 "python train.py --resume"',
+        "srun bash -c python train.py",
+        "singularity exec --nv image.sif",
+        "srun apptainer exec -B /scratch image.sif STEPS=10 ./simulate",
+    ],
+)
+def test_a_word_that_is_no_program_is_reported(command: str) -> None:
+    assert _found("JOB036", command) == ["error"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "srun ./simulate STEPS=10",
+        "srun env STEPS=10 ./simulate",
+        "STEPS=10 srun ./simulate",
+        "mpirun -x STEPS=10 ./simulate",
+        "mpirun --new-option STEPS=10 ./simulate",
+        "srun conda run -n myenv python train.py",
+        "srun bash -c 'python train.py' _ 1",
+        "bash -c main _ 1",
+        "singularity exec --overlay data.img:ro image.sif ./simulate",
+        "singularity exec image.sif $COMMAND",
+        "singularity run image.sif",
+        "srun $OPTIONS STEPS=10 ./simulate",
+    ],
+)
+def test_a_program_is_not_reported(command: str) -> None:
+    assert _found("JOB036", command) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "directives", "severity"),
+    [
+        ("samtools sort -@ 16 reads.bam", ("--cpus-per-task=4",), "warning"),
+        ("samtools sort -@8 reads.bam", ("--cpus-per-task=4",), "note"),
+        ("THREADS=9\n./align --threads $THREADS", ("--ntasks=4", "--cpus-per-task=2"), "warning"),
+        ("java -Xmx20g -jar tool.jar", ("--mem=16G",), "warning"),
+        ("vllm serve MODEL --tensor-parallel-size=8", ("--gres=gpu:4",), "error"),
+        ("vllm serve M --tensor-parallel-size 4 --pipeline-parallel-size 2", ("--gpus=4",), "error"),
+        ("deepspeed --num_gpus 8 train.py", ("--gpus-per-node=4",), "error"),
+        ("horovodrun -np 8 -H a:2,b python train.py", ("--ntasks=4",), "error"),
+        ("horovodrun -np 4 -H a:2 b:2 python train.py", ("--ntasks=4",), "error"),
+    ],
+)
+def test_more_than_the_job_has_is_reported(command: str, directives: tuple[str, ...], severity: str) -> None:
+    assert _found("JOB037", command, *directives) == [severity]
+
+
+@pytest.mark.parametrize(
+    ("command", "directives"),
+    [
+        ("./align --threads 16", ("--ntasks=4",)),
+        ("./align --threads 16", ("--cpus-per-task=4", "--exclusive")),
+        ("./align --threads 8", ("--ntasks=2", "--cpus-per-task=4")),
+        ("snakemake --cores 100", ("--cpus-per-task=4",)),
+        ("./align --threads $SLURM_CPUS_PER_TASK", ("--cpus-per-task=4",)),
+        ("java -Xmx16g -jar tool.jar", ("--mem=0",)),
+        ("vllm serve M --tensor-parallel-size 8", ("--nodes=2", "--gpus-per-node=4")),
+        ("deepspeed --num_gpus 4 train.py", ("--gpus-per-node=4",)),
+        ("horovodrun -np 4 -H a:2,b:2 python train.py", ("--ntasks=4",)),
+    ],
+)
+def test_what_the_job_has_is_not_reported(command: str, directives: tuple[str, ...]) -> None:
+    assert _found("JOB037", command, *directives) == []
+
+
+def test_the_cpus_of_one_chunk_are_known() -> None:
+    text = "#!/bin/bash\n#PBS -l select=1:ncpus=4\n#PBS -l walltime=1:00:00\nbwa mem -t 5 a b\n"
+    assert [one.line for one in lint_script(text) if one.check == "JOB037"] == [4]
