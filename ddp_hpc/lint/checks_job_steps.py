@@ -16,6 +16,7 @@ _SHARES = re.compile(
     r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
 )
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
+_SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -70,14 +71,27 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
 @check("SLURM027", "warning", "--export without ALL")
 def _export_without_all(subject: Subject) -> Iterator[Problem]:
     # With a list, the batch shell gets the environment of a login, but its job steps get only the list.
-    steps = subject.script.launches("srun")
+    script = subject.script
+    steps = script.launches("srun")
     of_job = [(subject.line_of("--export"), step) for step in steps if step.option("--export") is None]
     for line, step in of_job[:1] + [(step.line, step) for step in steps if step.option("--export")]:
-        given = step.option("--export") or subject.script.value("--export") or ""
+        given = step.option("--export") or script.value("--export") or ""
         has_path = re.search(r"\b(?:ALL|NONE|NIL|PATH)\b|^\$", given, re.IGNORECASE)
-        if "=" in given and not has_path and "SLURM_EXPORT_ENV" not in subject.script.text:
+        if "SLURM_EXPORT_ENV" in script.text:
+            continue
+        if "=" in given and not has_path:
             what = f"srun of line {step.line} passes on only {plain(given)}, and no variables such as PATH"
             yield Problem(line, what, f"use --export=ALL,{plain(given)}")
+        sets = [c for c in script.commands if c.line < step.line and _SETS_VARIABLES.fullmatch(c.name)]
+        if given.upper() in ("NONE", "NIL") and step.option("--export") is None and sets:
+            what = f"srun inherits --export={given}, so its tasks do not get what line {sets[0].line} sets"
+            # srun itself finds the program of a module.
+            is_exported = any(c.name == "export" for c in sets)
+            yield Problem(step.line, what, "use srun --export=ALL", None if is_exported else "note")
+        others = [item for item in given.split(",")[1:] if not re.fullmatch(r"[A-Za-z_$\[{].*", item)]
+        if others and not given.startswith("$"):
+            what = f"{shown(others[0])} is not a variable, as a comma ends the value before it"
+            yield Problem(line, what, "export the variable in the script, and use --export=ALL")
 
 
 @check("SLURM028", "warning", "a job step that is larger than the job")
@@ -104,6 +118,11 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
                 f"request --ntasks={step}",
             )
+        threads = whole_number(command.option("--threads-per-core")) or 0
+        of_job = whole_number(script.value("--threads-per-core"))
+        if of_job and threads > of_job:
+            what = f"the job step needs {threads} threads per core, and the job has {of_job}"
+            yield Problem(command.line, what, f"request --threads-per-core={threads}", "error")
         wanted = re.search(r"(?:\btrainer\.num_nodes|\s--nnodes)[= ](\d+)\b(?!:)", command.text)
         if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
             what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
@@ -121,3 +140,36 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
                 f"Pyxis looks for {shown(value)} in a registry, because it contains no slash",
                 f"write ./{plain(value)}",
             )
+    for d in subject.script.read():
+        cut = re.search(rf"--container-image[= ]({re.escape(d.value)}#\S+)", d.text) if d.value else None
+        if d.flag == "--container-image" and cut:
+            what = f"sbatch takes the # of {shown(cut[1])} for the beginning of a comment"
+            yield Problem(d.line, what, f'write --container-image="{plain(cut[1])}"')
+
+
+@check("SLURM032", "warning", "an array of bash with fewer elements than the job array has tasks")
+def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    given = script.value("--array")
+    found = re.fullmatch(r"(?:\d+-)?(\d+)(?:%\d+)?", given or "")
+    for command in script.commands if found else ():
+        for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):
+            values = re.findall(rf"(?m)^\s*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
+            size = len(_elements(values[0])) if len(values) == 1 else 0
+            if found and size and int(found[1]) >= size and f"{name}[" in command.text:
+                what = (
+                    f"the elements of {plain(name)} are 0 to {size - 1}, and the last task reads {found[1]}"
+                )
+                yield Problem(command.line, what, f"use --array=0-{size - 1}")
+                return
+    commented = re.search(r"(?m)^\s*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
+    reads = [c for c in script.commands if re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", c.text)]
+    if commented and given is None and reads:
+        line = script.text.count("\n", 0, commented.start()) + 1
+        what = f"--array of line {line} is in a comment, so SLURM_ARRAY_TASK_ID is empty"
+        yield Problem(reads[0].line, what, "remove the first #, or give --array to sbatch", "note")
+
+
+def _elements(text: str) -> list[str]:
+    """Returns the elements of an array that the script lists without expansions."""
+    return re.findall(r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+", re.sub(r"(?m)(?:^|\s)#.*", "", text))
