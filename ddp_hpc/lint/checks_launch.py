@@ -77,6 +77,7 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
         return
     for start in torchruns(subject):
         nodes = start.num_nodes or 1
+        yield from _wrong_node_rank(start, nodes)
         if nodes < 2 or start.hides_options or start.launcher_hides_options:
             continue
         given = start.given("--nnodes")
@@ -97,6 +98,21 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
             )
 
 
+def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
+    given, rank = start.given("--nnodes"), whole_number(start.given("--node-rank"))
+    number = whole_number(given)
+    if number and rank is not None and rank >= number:
+        what = (
+            f"torchrun has node rank {rank}, but the ranks of {number} node{'s' * (number > 1)} begin with 0"
+        )
+        remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
+        yield Problem(start.command.line, what, remedy)
+    is_static = start.given("--rdzv-backend") == "static" and start.given("--node-rank") is None
+    if is_static and start.is_launched and nodes > 1 and not start.hides_options:
+        what = "with the static rendezvous, torchrun of each node has rank 0 unless --node-rank is given"
+        yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
+
+
 def _is_remote(subject: Subject, start: Start) -> bool:
     return start.command.name in ("ssh", "pbsdsh", "pdsh") or reaches_other_nodes(subject)
 
@@ -107,12 +123,20 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
     # With --exclusive, Slurm allocates all GPUs of the nodes; devices that the script names may exist.
     is_open = subject.script.value("--exclusive") == "" or subject.script.sets("CUDA_VISIBLE_DEVICES")
+    site, of_site = subject.site, False
+    is_pbs = subject.scheduler.reader.requests_by_resources
+    if not gpus and site and is_pbs and "gpu" not in " ".join(site.pbs.resources):
+        gpus, of_site = site.node.devices, True  # the site assigns whole nodes
     if not gpus or is_open:
         return
     for start in starts(subject):
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
-        elif start.is_launched and start.program == "python" and trains_with_torch(subject):
+        elif (
+            start.is_launched
+            and start.program == "python"
+            and (trains_with_torch(subject) or (of_site and re.search(r"train\w*\.py", start.command.text)))
+        ):
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
@@ -121,7 +145,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
                 start.command.line,
                 f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
                 f"start {gpus} ranks per node, or request {ranks} GPUs",
-                None if start.is_torchrun else "warning",
+                None if start.is_torchrun else "note" if of_site else "warning",
             )
 
 

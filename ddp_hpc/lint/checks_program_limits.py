@@ -62,10 +62,12 @@ def _num_cpus(subject: Subject) -> int | None:
     """Returns the CPUs on which a program in the batch shell can run; None if they are unknown."""
     script = subject.script
     is_open = script.value("--exclusive", "--cpus-per-gpu", "--mincpus", "--ntasks-per-core") is not None
-    if script.scheduler != "slurm" or is_open or subject.site:
+    if subject.scheduler.reader.requests_by_resources:
         chunk = [value for _, name, value in script.resources() if name == "select"]
         found = re.fullmatch(r"1:(?:.*:)?ncpus=(\d{1,4})\b[^+]*", chunk[0]) if len(chunk) == 1 else None
         return int(found[1]) if found else None
+    if is_open or subject.site:
+        return None
     per_task = whole_number(script.value("--cpus-per-task") or "")
     tasks = [whole_number(script.value(flag) or "1") for flag in ("--ntasks", "--ntasks-per-node")]
     if per_task is None or None in tasks:
@@ -77,7 +79,7 @@ def _memory_mib(subject: Subject) -> int | None:
     """Returns the memory of a job of Slurm on each of its nodes; None if it is unknown."""
     script = subject.script
     given = re.fullmatch(r"(\d{1,7})([MGT]?)B?", script.value("--mem") or "", re.IGNORECASE)
-    if script.scheduler != "slurm" or given is None or script.value("--mem-per-cpu", "--mem-per-gpu"):
+    if given is None or script.value("--mem-per-cpu", "--mem-per-gpu"):
         return None
     return int(given[1]) * _UNITS[given[2].lower()] or None
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import single_quoted
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import is_template
@@ -37,6 +37,11 @@ _BEGINNINGS = (
         r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?\w,(?:\s|$)",
         "module takes the comma for a part of the name",
         "omit it",
+    ),
+    (
+        r"(?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*[\"']--?\w[\w-]*\s[^\"'$]*[\"']",
+        "the quotes make the option and its value one word",
+        "omit them",
     ),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
     (
@@ -77,6 +82,9 @@ _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 @check("JOB034", "warning", "a shell command that does something else")
 def _something_else(subject: Subject) -> Iterator[Problem]:
     script = subject.script
+    if match := re.match(r"(?:/usr)?/bin/env\s+(?!-)(\w+\s+-.*)", script.shebang):
+        what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
+        yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     for command in script.commands:

@@ -217,6 +217,16 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
             f"{tasks} tasks x {per_task} CPUs are requested per node, but {site.title} has {threads}",
             f"use --cpus-per-task={max(1, threads // tasks)}",
         )
+    for command in script.launches("mpiexec") if site.launch.dialect == "pals" else ():
+        given = [command.option("--ppn", "-ppn"), command.option("--depth", "-d")]
+        ranks, depth = (whole_number(subject.value_of(value or "")) or 0 for value in given)
+        if threads and ranks * depth > threads:
+            yield Problem(
+                command.line,
+                f"{ranks} ranks x depth {depth} need {ranks * depth} hardware threads of each node, and "
+                f"{site.title} has {threads}",
+                f"use --depth={max(1, threads // ranks)}, or fewer ranks per node",
+            )
 
 
 @check("SITE009", "warning", "the name of a node, or a network, that is not the fast one")

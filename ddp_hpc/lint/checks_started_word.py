@@ -9,6 +9,7 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Problem, Subject, check, shown
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command
 from ddp_hpc.lint.placeholders import is_template
+from ddp_hpc.schedulers.registry import MONITORED
 
 # Options of srun and mpirun that have no value.
 _BARE = re.compile(
@@ -29,11 +30,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # A whole command in quotes: its first word is not a path that contains blanks.
 _WHOLE = re.compile(r"[\w./-]*(?:python[\d.]*|\w+\.(?:py|sh)|bash|echo|cd|hostname|torchrun)\s.*", re.DOTALL)
 _IMAGE = re.compile(r"[^-\s=:,]\S*\.(?:sif|simg|sqsh|img)|docker://\S+")
-# For each scheduler, commands of the others.
-_OF_OTHERS = {
-    "pbs": ("srun", "sbcast", "scontrol", "squeue", "sinfo", "sacct", "scancel", "jsrun", "bsub"),
-    "slurm": ("pbsdsh", "jsrun", "bsub", "qrsh"),
-}
+_OF_LSF = ("jsrun", "bsub")
 _OVERLAY = re.compile(r"-o|-B|--(?:overlay|bind|home|scratch)")
 
 
@@ -113,8 +110,10 @@ def _command_of_another(subject: Subject) -> Iterator[Problem]:
         r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?:PBS|SLURM|srun)", script.text
     ):
         return
-    for command in script.commands:
-        if command.name in _OF_OTHERS.get(script.scheduler, ()) and f"{command.name} (" not in script.text:
+    own = subject.scheduler.reader.own_commands
+    others = [name for other in MONITORED.values() for name in other.reader.own_commands if name not in own]
+    for command in script.commands if own else ():
+        if command.name in (*others, *_OF_LSF) and not re.search(rf"\b{command.name} ?\(", script.text):
             title = subject.scheduler.title
             yield Problem(
                 command.line, f"{command.name} does not belong to {title}", f"use a command of {title}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
-from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, starts
+from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
@@ -304,6 +304,30 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
                 f"{name} is set, but programs do not get it, as it is not exported",
                 f"write export {name}=",
             )
+    if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
+        yield from _read_by_tasks(subject, alone)
+
+
+def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
+    """Yields variables without export that tasks of a launcher read in the single quotes of `bash -c`."""
+    script = subject.script
+    values = {name: line for line, name, _ in script.assignments if line in alone}
+    for start in starts(subject):
+        if not start.is_launched or start.program not in ("bash", "sh") or "--export" in start.command.text:
+            continue
+        code = single_quoted(start.command.text)
+        for name in dict.fromkeys(_expanded(code)):
+            sets = rf"\b(?:export|declare -x|typeset -x)\b[^\n]*\b{name}\b|-x {name}\b"
+            is_set = re.search(rf"(?<![\w$]){name}=|\b(?:for|read)\s[^;]*\b{name}\b", code)
+            before = next((w for w in start.command.words if w.startswith(f"{name}=")), None)
+            if (
+                name in values
+                and name not in subject.scheduler.reader.variables
+                and values[name] < start.command.line
+                and not (is_set or before or re.search(sets, script.text))
+            ):
+                what = f"{name} is empty in the tasks of {start.command.name}, as it is not exported"
+                yield Problem(values[name], what, f"write export {name}=")
 
 
 @check("JOB009", "warning", "a secret in the script")

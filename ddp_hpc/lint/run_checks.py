@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ddp_hpc.lint import (
     checks_commands,
+    checks_containers,
     checks_environment,
     checks_form,
     checks_job_steps,
     checks_launch,
     checks_launched_program,
+    checks_mpi,
     checks_pbs,
     checks_program_limits,
     checks_rendezvous,
@@ -59,6 +61,8 @@ _MODULES = (
     checks_environment,
     checks_started_word,
     checks_program_limits,
+    checks_containers,
+    checks_mpi,
     checks_site,
 )
 

@@ -65,6 +65,8 @@ class ScriptReader:
     """Whether the scheduler reads directives with blanks before the prefix."""
     variables: ClassVar[frozenset[str]] = frozenset()
     """The environment variables that the scheduler sets in jobs; empty if they are unknown."""
+    own_commands: ClassVar[tuple[str, ...]] = ()
+    """Commands that exist only with this scheduler."""
     variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Variables of similar schedulers, with an option that those do not have, and the variable to use."""
     variables_of_options: ClassVar[Mapping[str, str]] = {}

@@ -26,6 +26,7 @@ from ddp_hpc.lint.run_checks import lint_script
         'COMMAND="~/bin/simulate"\neval $COMMAND',
         "export LD_LIBRARY_PATH=$HOME/lib:$LD_LIBRARY_PATH PATH=$HOME/bin:$PATH",
         "python -m torch.distributed.run train.py",
+        "sbatch --wrap '-p gpu' segment.sh",
         "find . -name core -exec rm {} \\;",
         "[[ $STEPS > 3 ]] && ./simulate",
         "sed -n ''$SLURM_ARRAY_TASK_ID'p' names",
@@ -66,6 +67,7 @@ def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str,
     "command",
     [
         "set STEPS = 3",
+        "sbatch '-p gpu' --gpus=1 segment.sh",
         "source ~/.login.csh",
         "export STEPS= 3",
         "export STEPS 3",
@@ -89,3 +91,12 @@ def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str,
 def test_a_command_that_does_something_else_is_reported(command: str) -> None:
     text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --array=1-2\n{command}\n"
     assert "JOB034" in {one.check for one in lint_script(text)}
+
+
+@pytest.mark.parametrize(
+    ("shebang", "severities"),
+    [("env bash -l", ["error"]), ("env -S bash -l", []), ("env bash", []), ("env FLAG=1 bash", [])],
+)
+def test_linux_gives_env_one_argument(shebang: str, severities: list[str]) -> None:
+    text = f"#!/usr/bin/{shebang}\n#SBATCH --time=01:00:00\n./simulate\n"
+    assert [one.severity for one in lint_script(text) if one.check == "JOB034"] == severities

@@ -42,6 +42,7 @@ class PbsReader(ScriptReader):
             "JOBFS SELECT NGPUS PROJECT ",
         )
     )
+    own_commands = ("pbsdsh",)
     variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
 
     def version_of(self, site: Site) -> str:

@@ -28,6 +28,7 @@ class SlurmReader(ScriptReader):
     name_flags = frozenset(("--mail-user", "--job-name"))
     bare_memory_unit = "megabytes"
     submit_directory = "SLURM_SUBMIT_DIR"
+    own_commands = ("srun", "sbcast", "scontrol", "squeue", "sinfo", "sacct", "scancel")
     # The variables of sbatch(1) and srun(1) that scripts read.
     variables = frozenset(
         f"SLURM_{name}"

@@ -1,0 +1,102 @@
+"""Checks of options that belong to another MPI, and of the cores on which an MPI binds its ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.schedulers.script_options import whole_number
+
+_LOADS = re.compile(r"(?:module|ml)\s+(?!(?:un|r)\w*\s|-\w+\s|purge|swap)")
+# Names of modules, without their directories and versions, and the MPI that they contain.
+_MODULES = {
+    "Open MPI": r"(?:open-?mpi|ompi|hpcx)\b\S*",
+    "Intel MPI": r"(?:impi|intel-?mpi|intel-oneapi-mpi)\b\S*",
+    "MPICH": r"(?:mpich|mvapich2?)\b\S*",
+}
+# Options that the mpirun or mpiexec of an MPI does not have, and what to write instead.
+_OF_HYDRA = {
+    r"--?genv(?:all|none|list)?|-env(?:all|none|list)?": "-x NAME, or -x NAME=VALUE",
+    r"-perhost|-ppn": "--map-by ppr:RANKS:node",
+    r"-bootstrap|-rr": "--map-by node",
+}
+_OF_OPEN_MPI = {
+    r"--?(?:g?mca|report-bindings|oversubscribe|allow-run-as-root|display-map)": "no such option",
+    r"-x": "-genv NAME VALUE",
+    r"-npernode|--npernode": "-ppn RANKS",
+}
+_FOREIGN = {
+    "Open MPI": _OF_HYDRA,
+    "Intel MPI": {**_OF_OPEN_MPI, r"--?map-by": "-ppn RANKS, and I_MPI_PIN_DOMAIN"},
+    "MPICH": _OF_OPEN_MPI,
+    "PALS": {
+        **_OF_OPEN_MPI,
+        r"--?map-by": "--ppn RANKS",
+        r"--?bind-to": "--cpu-bind",
+        r"-x": "--env NAME=VALUE",
+    },
+}
+_BINDS = re.compile(
+    r"bind-to|map-by|bynode|bysocket|cpus-per-(?:proc|rank)|rankfile|cpu-set|hwloc|bind_to|PE="
+)
+# Launchers of MPI run the program after their options, whose values may be anything.
+_MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra")
+
+
+def _mpi_of(subject: Subject) -> str:
+    """Returns the MPI that the site has, or that the script loads; empty if it is unknown."""
+    if subject.site and subject.site.launch.dialect == "pals":
+        return "PALS"
+    words = [
+        word.lower()
+        for c in subject.script.commands
+        if _LOADS.match(c.text)
+        for word in re.split(r"[/\s]", c.text)
+    ]
+    found = {title for title, names in _MODULES.items() for word in words if re.fullmatch(names, word)}
+    return found.pop() if len(found) == 1 else ""
+
+
+@check("RANK028", "error", "an option of another MPI")
+def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
+    title = _mpi_of(subject)
+    for command in subject.script.commands if title else ():
+        if command.name not in _MPIRUN or "/" in command.argv[0]:
+            continue
+        for word in _own_options(command):
+            for names, instead in _FOREIGN[title].items():
+                if re.fullmatch(names, word):
+                    remedy = f"use {instead}" if instead.startswith("-") else "remove it"
+                    yield Problem(
+                        command.line, f"{command.name} of {title} has no option {plain(word)}", remedy
+                    )
+
+
+def _own_options(command: Command) -> list[str]:
+    """Returns the options before the program: the first word that follows two words without a dash."""
+    options: list[str] = []
+    bare = 0
+    for word in command.own_words:
+        bare = 0 if word.startswith("-") else bare + 1
+        if bare > 2 or word.startswith("./") or word == ":":
+            break
+        if word.startswith("-"):
+            options.append(word.partition("=")[0])
+    return options
+
+
+@check("RANK029", "warning", "all threads of a rank on one core")
+def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
+    threads = whole_number(subject.script.last_assigned("OMP_NUM_THREADS") or "") or 1
+    is_open_mpi = _mpi_of(subject) == "Open MPI"
+    for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi and threads > 1 else ():
+        ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
+        is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)
+        if ranks in (1, 2) and not is_bound:
+            yield Problem(
+                command.line,
+                f"Open MPI binds each of up to two ranks to one core, on which its {threads} threads share",
+                f"add --map-by slot:PE={threads}, or --bind-to none",
+            )
