@@ -25,7 +25,7 @@ _KNOWN = frozenset(
         "TOKENIZERS_PARALLELISM WANDB_MODE WANDB_PROJECT WANDB_DIR WANDB_API_KEY XDG_CACHE_HOME "
         "TRITON_CACHE_DIR I_MPI_FABRICS I_MPI_PIN_DOMAIN I_MPI_PMI_LIBRARY UCX_NET_DEVICES UCX_TLS "
         "FI_PROVIDER MPICH_GPU_SUPPORT_ENABLED SRUN_CPUS_PER_TASK SLURM_CPU_BIND APPTAINER_CACHEDIR "
-        "SINGULARITY_CACHEDIR SINGULARITY_BIND APPTAINER_BIND ",
+        "SINGULARITY_CACHEDIR SINGULARITY_BIND APPTAINER_BIND KMP_STACKSIZE",
     )
 )
 # Shorter names differ from others by one letter too often.
@@ -92,6 +92,7 @@ def _meant(script: Script, name: str) -> str:
     if (
         len(name) < _MIN_LENGTH
         or not name.isupper()
+        or name.startswith("_")
         or re.search(rf"\$\{{?{name}\b|-v {name}\b", script.text)
     ):
         return ""

@@ -88,7 +88,9 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
             # srun itself finds the program of a module.
             is_exported = any(c.name == "export" for c in sets)
             yield Problem(step.line, what, "use srun --export=ALL", None if is_exported else "note")
-        others = [item for item in given.split(",")[1:] if not re.fullmatch(r"[A-Za-z_$\[{].*", item)]
+        others = [
+            item for item in given.split(",")[1:] if item and not re.fullmatch(r"[A-Za-z_$\[{].*", item)
+        ]
         if others and not given.startswith("$"):
             what = f"{shown(others[0])} is not a variable, as a comma ends the value before it"
             yield Problem(line, what, "export the variable in the script, and use --export=ALL")
@@ -163,7 +165,12 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
                 yield Problem(command.line, what, f"use --array=0-{size - 1}")
                 return
     commented = re.search(r"(?m)^\s*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
-    reads = [c for c in script.commands if re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", c.text)]
+    reads = [
+        command
+        for command in script.commands
+        if command.name not in ("echo", "printf", "[", "[[", "test")
+        and any(re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", word) for word in command.words)
+    ]
     if commented and given is None and reads:
         line = script.text.count("\n", 0, commented.start()) + 1
         what = f"--array of line {line} is in a comment, so SLURM_ARRAY_TASK_ID is empty"

@@ -97,6 +97,6 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
         if ranks in (1, 2) and not is_bound:
             yield Problem(
                 command.line,
-                f"Open MPI binds each of up to two ranks to one core, on which its {threads} threads share",
+                f"Open MPI binds each of up to two ranks to one core, which its {threads} threads share",
                 f"add --map-by slot:PE={threads}, or --bind-to none",
             )

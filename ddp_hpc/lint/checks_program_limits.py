@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -87,7 +88,11 @@ def _memory_mib(subject: Subject) -> int | None:
 def _num_threads(start: Start) -> tuple[int, str]:
     """Returns the number of threads of a program, and their option; 0 if there is none."""
     name = start.program.lower()
-    if name in _ELSEWHERE or start.command.name in ("echo", "printf", "ssh", *_ELSEWHERE):
+    if (
+        name.startswith("-")
+        or name in (*_ELSEWHERE, *LAUNCH_COMMANDS)
+        or start.command.name in ("echo", "printf", "ssh", *_ELSEWHERE)
+    ):
         return 0, ""
     words = start.words[1:]
     for word, following in zip(words, (*words[1:], ""), strict=False):

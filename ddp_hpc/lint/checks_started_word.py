@@ -90,10 +90,10 @@ def _in_container(command: Command, words: tuple[str, ...]) -> Iterator[Problem]
         return
     found = [i for i, (before, word) in enumerate(pairwise(words), start=1) if _is_image(before, word)]
     rest = words[found[0] + 1 :] if found else ("",)
-    if not rest:
+    if not rest and "<" not in command.text:
         what = f"{name} exec starts nothing, as no command follows {shown(words[-1])}"
         yield Problem(command.line, what, "write the command on the same line, or \\ at its end")
-    elif _ASSIGNMENT.fullmatch(rest[0]):
+    elif rest and _ASSIGNMENT.fullmatch(rest[0]):
         what = f"{name} exec takes {shown(rest[0])} for the name of a program"
         yield Problem(command.line, what, "write --env NAME=VALUE before the image, or env after it")
 
@@ -112,8 +112,12 @@ def _command_of_another(subject: Subject) -> Iterator[Problem]:
         return
     own = subject.scheduler.reader.own_commands
     others = [name for other in MONITORED.values() for name in other.reader.own_commands if name not in own]
-    for command in script.commands if own else ():
-        if command.name in (*others, *_OF_LSF) and not re.search(rf"\b{command.name} ?\(", script.text):
+    for command in script.commands if own and not is_template(script) else ():
+        if (
+            command.name in (*others, *_OF_LSF)
+            and command.argv[0][0] != "$"
+            and not re.search(rf"\b{command.name} ?\(", script.text)
+        ):
             title = subject.scheduler.title
             yield Problem(
                 command.line, f"{command.name} does not belong to {title}", f"use a command of {title}"

@@ -130,7 +130,7 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
     for command in script.commands:
         for name in _ARRAY_READ.findall(expanded_in_shell(command.text)):
             if name not in reported and not re.search(
-                rf"(?<![\w$])(?:{name}(?:\[[^]]*\])?\+?=|for {name}\b)", script.text
+                rf"(?<![\w$])(?:{name}(?:\[[^]]*\])?\+?=|(?:for|read)\b[^\n]*\b{name}\b)", script.text
             ):
                 reported.add(name)
                 yield Problem(

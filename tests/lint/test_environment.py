@@ -34,6 +34,7 @@ def test_a_variable_that_nothing_reads_is_reported(assignment: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        "export KMP_STACKSIZE=512m _OMP_NUM_THREADS=1",
         "export CUDA_VISIBLE_DEVICE=0\n./simulate --gpu $CUDA_VISIBLE_DEVICE",
         "export OMP_NUM_THREADS=4,2 CUDA_VISIBLE_DEVICES=0,1 NCCL_SOCKET_IFNAME=^lo,docker NCCL_IB_DISABLE=1",
         "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 CUDA_VISIBLE_DEVICES=$SLURM_LOCALID",
@@ -58,6 +59,7 @@ def test_a_variable_that_the_job_does_not_set_is_reported(body: str) -> None:
         "read -d '' -r -a nodes < names\n./simulate ${nodes[0]}",
         "nodes[0]=a\n./simulate ${nodes[0]}",
         "for nodes in a b; do ./simulate ${nodes[0]}; done",
+        "while read nodes; do ./simulate ${nodes[0]}; done < names",
         "source settings.sh\n./simulate ${nodes[0]}",
         "./simulate $((SLURM_NTASKS * 2)) ${NSLOTS:-1}",
     ],

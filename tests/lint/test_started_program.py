@@ -44,6 +44,7 @@ def test_a_word_that_is_no_program_is_reported(command: str) -> None:
         "singularity exec --overlay data.img:ro image.sif ./simulate",
         "singularity exec image.sif $COMMAND",
         "singularity run image.sif",
+        "singularity exec image.sif <command>",
         "srun $OPTIONS STEPS=10 ./simulate",
     ],
 )
