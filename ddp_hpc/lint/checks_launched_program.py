@@ -120,7 +120,7 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, "save it only if torch.distributed.get_rank() == 0")
 
 
-@check("JOB032", "warning", "a program that saves checkpoints, but does not load them")
+@check("JOB032", "note", "a program that saves checkpoints, but does not load them")
 def _not_loaded(subject: Subject) -> Iterator[Problem]:
     if not subject.scheduler.has_queue or (subject.walltime_s or 0) < _LONG_S or subject.script.supervised:
         return

@@ -285,6 +285,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif python -c 'print()'\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif python preprocess.py\n"),
+    ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif xvfb-run -a python generate.py\n"),
     ("JOB026", False, S + "#SBATCH -p alvis --gpus-per-node=A40:1\napptainer exec a.sif python a.py\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nmodule load lumi-aif\nsingularity run a.sif python a.py\n"),
     ("PBS001", False, "#PBS -l nodes=1\n"),
