@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain
 from ddp_hpc.lint.parse_script import Script
@@ -89,13 +90,14 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
 
 def _meant(script: Script, name: str) -> str:
     """Returns the known variable whose name is misspelled; empty if the script itself reads this one."""
-    if (
-        len(name) < _MIN_LENGTH
-        or not name.isupper()
-        or name.startswith("_")
-        or re.search(rf"\$\{{?{name}\b|-v {name}\b", script.text)
-    ):
+    if len(name) < _MIN_LENGTH or not name.isupper() or name.startswith("_"):
         return ""
+    near = _nearest(name)
+    return "" if near and re.search(rf"\$\{{?{name}\b|-v {name}\b", script.text) else near
+
+
+@lru_cache(maxsize=1000)
+def _nearest(name: str) -> str:
     return next((known for known in sorted(_KNOWN) if is_one_edit(name, known)), "")
 
 

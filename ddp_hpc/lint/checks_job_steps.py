@@ -143,8 +143,7 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
                 f"write ./{plain(value)}",
             )
     for d in subject.script.read():
-        cut = re.search(rf"--container-image[= ]({re.escape(d.value)}#\S+)", d.text) if d.value else None
-        if d.flag == "--container-image" and cut:
+        if d.flag == "--container-image" and (cut := re.search(r"[= ]([^\s\"'#]+#\S+)", d.text)):
             what = f"sbatch takes the # of {shown(cut[1])} for the beginning of a comment"
             yield Problem(d.line, what, f'write --container-image="{plain(cut[1])}"')
 

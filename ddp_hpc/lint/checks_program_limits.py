@@ -9,7 +9,6 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS
-from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.script_options import whole_number
 
 _THREADS = re.compile(
@@ -40,22 +39,23 @@ _UNITS = {"": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 @check("JOB037", "warning", "a program that would use more than the job has")
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
-    if has_placeholder("\n".join(d.text for d in subject.script.read())):
+    if subject.placeholder_lines:
         return
     cpus, memory = _num_cpus(subject), _memory_mib(subject)
     for start in starts(subject):
         line = start.command.line
-        threads, option = _num_threads(start)
+        threads, option = _num_threads(start) if cpus else (0, "")
         if cpus and threads > cpus:
             what = f"{plain(option)} tells {plain(start.program)} to use {threads} threads, and "
             what += f"the job has {cpus} CPU{'s' * (cpus > 1)}"
             is_double = threads == 2 * cpus  # both hardware threads of each core
             yield Problem(line, what, f"request {threads} CPUs", "note" if is_double else None)
-        heap = _HEAP.search(start.command.text)
+        heap = _HEAP.search(start.command.text) if memory else None
         if heap and memory and int(heap[1]) * _UNITS[heap[2].lower()] > memory:
             what = f"{heap[0]} is more memory than the {memory} MiB of the job"
             yield Problem(line, what, "request more, or make the heap of Java smaller than the request")
-        yield from _num_gpus(subject, start)
+        if "vllm" in start.command.text or "deepspeed" in start.command.text:
+            yield from _num_gpus(subject, start)
         yield from _hosts_of_horovod(start)
 
 
