@@ -144,7 +144,8 @@ def _losses(options):
 def test_replayed_steps_have_the_losses_of_plain_steps(options, captures):
     plain = _losses(options)
     assert not captures
-    # The learning rate is a float32 tensor instead of a float64 number of the host.
-    precision = 2e-3 if "bf16" in options.values() else 1e-5
+    # The learning rate is a float32 tensor instead of a float64 number of the host. A rounding to bfloat16 is
+    # up to 4e-3, and where it falls depends on the CPU.
+    precision = 1e-2 if "bf16" in options.values() else 1e-5
     assert _losses({**options, "cuda_graph": True}) == pytest.approx(plain, rel=precision)
     assert captures == [4, "reset", 4, 2]
