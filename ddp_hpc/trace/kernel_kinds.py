@@ -49,10 +49,11 @@ _TENSOR_CORES = re.compile(
     "[hs]884|[hsc]1688|hmma|i8816|16816|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1"
     "|direct_group|xmma_(implicit_|sparse_|warp_specialized_implicit_)?gemm|xmma_sparse_conv"
     "|Cijk_\\w*_MI\\d|_MFMA|gtcx\\d?_|[_:]xdl|Xdl"  # AMD: Tensile, MIOpen, Composable Kernel
-    "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd|compute_attn_ws|(fp8|FP8)\\w*::GemmKernel"
+    "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd|compute_attn_ws|fmhaSm\\d+|^bmm_\\w+_t\\d+x\\d+x\\d+u\\d|(fp8|FP8)\\w*::GemmKernel"
 )
 # The types in the names of kernels of cuBLAS, CUTLASS, Triton, and Tensile (such as Cijk_Ailk_Bljk_BBS).
 _DATA_TYPES = (
+    ("FP4", "fp4|e2m1"),
     ("FP8", "fp8|e4m3|e5m2|float8"),
     ("BFloat16", "bf16|bfloat16|Cijk_[a-z]+_[a-z]+_(b[bs]|4xi)"),
     ("Half", "half|f16|fp16|h884|h1688|h16816|hgemm|Cijk_[a-z]+_[a-z]+_h"),

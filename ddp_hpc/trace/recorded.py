@@ -73,13 +73,15 @@ def _use_of_cores(capture: Capture) -> str:
 
 
 def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
-    """Yields the shares of the data types of inputs or, if they were not recorded, in names of kernels, for
-    each kind of kernels with matrix products.
+    """Yields the shares of the data types, for each kind of kernels with matrix products.
+
+    They are those of inputs, unless these were not recorded or the name of the kernel has a type of fewer
+    bits: torch.ops of other libraries convert their inputs themselves.
     """
     times: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
-        inputs = re.search(r"\((\w+)", kernel.shapes)
-        times[kernel.kind][inputs[1] if inputs else data_type(kernel.name)] += kernel.total_s
+        inputs, named = re.search(r"\((\w+)", kernel.shapes), data_type(kernel.name)
+        times[kernel.kind][inputs[1] if inputs and named not in ("FP4", "FP8") else named] += kernel.total_s
     for kind in _PRODUCTS:
         shares = {
             dtype: dtype_s / (sum(times[kind].values()) or 1.0) for dtype, dtype_s in times[kind].items()

@@ -7,7 +7,7 @@ import pytest
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
-from ddp_hpc.trace.kernel_kinds import kernel_category
+from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
 
@@ -308,6 +308,15 @@ def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path
     capture = read_capture(write(tmp_path / "rank0.json", events))
     assert dict(about(capture))["data types of matrix products"] == shown
     assert "data types of attention" not in dict(about(capture))
+
+
+def test_a_kernel_with_a_type_of_fewer_bits_in_its_name_has_this_type(tmp_path):
+    inputs = {"Input Dims": [[2, 2]], "Input type": ["c10::BFloat16"]}
+    name = "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3"
+    events = [event("cpu_op", "vllm::moe_forward", 0, 50, **inputs), *launch(1, 5, name, 100, 75)]
+    capture = read_capture(write(tmp_path / "rank0.json", events))
+    assert dict(about(capture))["data types of matrix products"] == "100.0% FP4"
+    assert uses_tensor_cores(name)
 
 
 @pytest.mark.parametrize(
