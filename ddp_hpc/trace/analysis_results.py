@@ -147,6 +147,10 @@ class Collective:
     """The name of the kernel; empty on the host."""
     blocks: int = 0
     """The number of its blocks, which is at least that of the SMs that it occupies; 0 if unknown."""
+    callers: str = ""
+    """The annotations and operators around its launch, the outermost first."""
+    queued_s: float = math.inf
+    """The time from the start of the call that launched it to its start; infinite if unknown."""
 
 
 @dataclass(frozen=True)

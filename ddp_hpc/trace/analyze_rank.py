@@ -154,18 +154,22 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
     at = np.flatnonzero(chosen)
     at = at[np.argsort(events.starts[at], kind="stable")]
     messages = [recording.messages[number] for number in events.fields["message"][at]]
-    kernels, blocks = [""] * len(at), [0] * len(at)
-    if events is device:
+    kernels, blocks, callers, queued = [""] * len(at), [0] * len(at), [""] * len(at), [math.inf] * len(at)
+    if events is device and steps.device:
         blocks = [math.prod(recording.configs[i].grid or (0,)) for i in device.fields["config"][at]]
         kernels = [device.names[number][1] for number in device.name[at]]
         for i, launcher in enumerate(tree.launcher[at].tolist()):
+            callers[i] = tree.path(launcher, host)
             around = host.fields["message"][tree.enclosing(launcher)]
             for number in around[around >= 0][-1:]:
                 messages[i] = _annotated(messages[i], recording.messages[number])
+        launches = steps.device.launches
+        since = np.where(launches.is_known, (device.starts - launches.moment) * 1e-9, np.inf)
+        queued = since[at].tolist()
     starts, durations = events.starts[at], events.durations[at] * 1e-9
     exposed = durations - spent((starts, events.ends[at]), steps.computing) * 1e-9
     times = (recording.zero_s + starts * 1e-9).tolist(), durations.tolist(), steps.numbers_at(starts)
-    rows = zip(messages, *times, exposed.tolist(), kernels, blocks, strict=True)
+    rows = zip(messages, *times, exposed.tolist(), kernels, blocks, callers, queued, strict=True)
     return tuple(Collective(*message, *row) for message, *row in rows)
 
 

@@ -269,7 +269,8 @@ def _collective(call: Collective, rank: int, same: Matched | None) -> NamedEvent
         waited = f"{duration(call.dur_s - same.transfer_s)} of it waiting for rank {same.last}"
         what += [waited if rank != same.last else "last to start"]
     what += [shortened(call.kernel, MAX_NAME)] if call.kernel else []
-    return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s)
+    launched_s = call.start_s - call.queued_s if call.kernel else math.inf
+    return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s, call.callers, launched_s)
 
 
 def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
@@ -278,9 +279,10 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: Numbers[str] = Numbers()
     named: dict[str, Any] = {}
-    if kind in (CALL, BLOCKING, *KINDS):
+    is_launched = kind in KINDS or any(event.callers for event in events if kind == _COLLECTIVE)
+    if is_launched or kind in (CALL, BLOCKING):
         named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
-    if kind in KINDS:
+    if is_launched:
         moments = (event.launched_s for event in events)
         named["details"] = [texts[event.details] for event in events]
         named["launched"] = [None if math.isinf(at) else milliseconds(at - zero_s) for at in moments]

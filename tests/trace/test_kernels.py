@@ -7,6 +7,7 @@ import pytest
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
+from ddp_hpc.trace.html_timeline import timeline
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
@@ -122,6 +123,15 @@ def test_calls_that_can_wait_for_the_device_have_a_kind_of_their_own(tmp_path):
     trace = read_rank(write(tmp_path / "rank0.json", [event("cpu_op", "aten::mm", 0, 200), *events]))
     assert [one.name for one in trace.named if one.kind == "blocking call"] == names
     assert [one.name for one in trace.named if one.kind == "runtime call"] == others
+
+
+def test_a_collective_has_the_operators_around_its_launch(tmp_path):
+    events = [event("cpu_op", "exchange", 0, 50), event("cpu_op", "c10d::allreduce_", 5, 40)]
+    events += launch(1, 10, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 100, 75)
+    capture = read_capture(write(tmp_path / "rank0.json", events))
+    (bars,) = (trace for trace in timeline(capture).figure["data"] if trace["name"] == "collective")
+    assert bars["meta"]["texts"][bars["meta"]["callers"][0]] == "exchange > c10d::allreduce_"
+    assert bars["base"][0] - bars["meta"]["launched"][0] == pytest.approx(0.09)
 
 
 def test_a_kernel_has_the_details_that_its_trace_contains(tmp_path):
