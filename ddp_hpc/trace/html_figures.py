@@ -65,17 +65,19 @@ def mean_steps(captures: Sequence[Capture]) -> Figure:
     names = [plain(f"{capture.name}: {milliseconds(capture.mean.wall_s):,.1f} ms") for capture in captures]
     numbers = range(len(captures))
     means = [capture.mean for capture in captures]
-    return _columns(numbers, means, axis(tickvals=list(numbers), ticktext=names, fixedrange=True))
+    columns = axis(tickvals=list(numbers), ticktext=names, fixedrange=True)
+    return _columns(numbers, means, columns, captures[0].per_step)
 
 
 def by_rank(capture: Capture) -> Figure:
     """Returns a column per rank with the parts of its mean step."""
     ranks = [trace.rank for trace in capture.ranks]
     is_fixed = len(ranks) <= MANY_RANKS
-    return _columns(ranks, capture.rank_means, axis("rank", fixedrange=is_fixed, **_ticks(ranks)))
+    columns = axis("rank", fixedrange=is_fixed, **_ticks(ranks))
+    return _columns(ranks, capture.rank_means, columns, capture.per_step)
 
 
-def _columns(numbers: Sequence[int], means: Sequence[Times], x_axis: Figure) -> Figure:
+def _columns(numbers: Sequence[int], means: Sequence[Times], x_axis: Figure, per_step: str) -> Figure:
     """Returns a column with the parts of each mean step, and below it a column with its communication."""
     has_comm = any(getattr(mean, field) for mean in means for field in _COMM)
     data = [
@@ -96,7 +98,7 @@ def _columns(numbers: Sequence[int], means: Sequence[Times], x_axis: Figure) -> 
         # With hundreds of columns, little more than the gaps would be visible.
         "bargap": 0 if len(numbers) > MANY_RANKS else 0.25,
         "xaxis": x_axis | {"anchor": "y2" if has_comm else "y"},
-        "yaxis": axis("ms per step", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
+        "yaxis": axis(f"ms{per_step}", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
         "yaxis2": axis("comm., ms", domain=[0, 0.26], fixedrange=True),
     }
     return {"data": data, "layout": layout, "height": 380 if has_comm else 270}

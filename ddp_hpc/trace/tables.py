@@ -257,16 +257,16 @@ def collectives(capture: Capture) -> Table:
         Column("transfer_s", "median transfer ms", _ms),
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
         Column("slowest_s", "slowest ms", _ms),
-        Column("slowest", "on rank, step"),
+        Column("slowest", "on rank, step" if capture.has_steps else "on rank"),
         Column("blocks", "blocks (at most as many SMs)", _count),
     ]
     rows: list[Row] = []
     for row in capture.collectives:
-        step = "-" if row.slowest_step is None else row.slowest_step
+        step = f", {'-' if row.slowest_step is None else row.slowest_step}" * capture.has_steps
         rows.append(
             vars(row)
             | {name: getattr(row, name) / capture.num_steps for name in ("num_calls", "total_s", "exposed_s")}
-            | {"slowest": f"{row.slowest_rank}, {step}"}
+            | {"slowest": f"{row.slowest_rank}{step}"}
         )
     unknown = {
         name for name in ("bytes", "busbw_bytes_per_s", "blocks") if not any(row[name] for row in rows)

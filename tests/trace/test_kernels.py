@@ -134,6 +134,14 @@ def test_a_collective_has_the_operators_around_its_launch(tmp_path):
     assert bars["base"][0] - bars["meta"]["launched"][0] == pytest.approx(0.09)
 
 
+def test_a_recording_without_steps_has_no_column_of_them(tmp_path):
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"
+    capture = read_capture(write(tmp_path / "rank0.json", launch(1, 10, name, 100, 75)))
+    table = tables.collectives(capture)
+    assert "on rank" in [column.title for column in table.columns]
+    assert [row["slowest"] for row in table.rows] == ["0"]
+
+
 def test_a_kernel_has_the_details_that_its_trace_contains(tmp_path):
     call, kernel = launch(1, 5, "sgemm", 10, 20)
     kernel["args"] |= {"grid": [80, 2, 1], "block": [256, 1, 1], "registers per thread": 32}
