@@ -294,7 +294,8 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
     if times[_KINDS[COMMUNICATION]] > 2 * capture.mean.comm_exposed_s + _MUCH * total_s:
         text += " Other computation runs during most of these collectives."
     if capture.missing:
-        text += " Ranks of which no trace was given may have delayed the step, too."
+        whole = "step" if capture.has_steps else "recording"
+        text += f" Ranks of which no trace was given may have delayed the {whole}, too."
     return text
 
 

@@ -368,7 +368,7 @@ def operators(capture: Capture) -> Table:
 def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
     """Returns the columns of `_sums`."""
     of = " and ".join(["rank"] * (len(capture.ranks) > 1) + ["step"] * capture.has_steps)
-    columns = [replace(first, title=f"{first.title} per {of}" if of else first.title)]
+    columns = [replace(first, title=f"{first.title} per {of}" if of else first.title.rstrip(","))]
     columns += [Column("num_calls", "calls", _count), Column("total_s", "total ms", _ms)]
     if len(capture.ranks) == 1:
         return columns
