@@ -19,7 +19,7 @@ from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few, spent
 from ddp_hpc.trace.model_input import first_input, metadata
-from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
+from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.region_times import region_times
 from ddp_hpc.trace.slow_steps import slow_steps
@@ -159,13 +159,14 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
         blocks = [math.prod(recording.configs[i].grid or (0,)) for i in device.fields["config"][at]]
         kernels = [device.names[number][1] for number in device.name[at]]
         for i, launcher in enumerate(tree.launcher[at].tolist()):
-            callers[i] = tree.path(launcher, host)
-            around = host.fields["message"][tree.enclosing(launcher)]
+            enclosing = tree.enclosing(launcher)
+            callers[i] = joined_names(enclosing, host)
+            around = host.fields["message"][enclosing]
             for number in around[around >= 0][-1:]:
                 messages[i] = _annotated(messages[i], recording.messages[number])
         launches = steps.device.launches
-        since = np.where(launches.is_known, (device.starts - launches.moment) * 1e-9, np.inf)
-        queued = since[at].tolist()
+        since_s = (device.starts[at] - launches.moment[at]) * 1e-9
+        queued = np.where(launches.is_known[at], since_s, np.inf).tolist()
     starts, durations = events.starts[at], events.durations[at] * 1e-9
     exposed = durations - spent((starts, events.ends[at]), steps.computing) * 1e-9
     times = (recording.zero_s + starts * 1e-9).tolist(), durations.tolist(), steps.numbers_at(starts)

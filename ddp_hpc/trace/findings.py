@@ -264,7 +264,7 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
     short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
     return (
         f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
-        f"larger batches, torch.compile or CUDA graphs reduce the work of the host."
+        "larger batches, torch.compile or CUDA graphs reduce the work of the host."
     )
 
 

@@ -269,7 +269,7 @@ def _collective(call: Collective, rank: int, same: Matched | None) -> NamedEvent
         waited = f"{duration(call.dur_s - same.transfer_s)} of it waiting for rank {same.last}"
         what += [waited if rank != same.last else "last to start"]
     what += [shortened(call.kernel, MAX_NAME)] if call.kernel else []
-    launched_s = call.start_s - call.queued_s if call.kernel else math.inf
+    launched_s = call.start_s - call.queued_s
     return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s, call.callers, launched_s)
 
 

@@ -56,8 +56,13 @@ class CallTree:
 
     def path(self, at: int, host: Events) -> str:
         """Returns the names of an event of the host and all that enclose it, except that of the step."""
-        names = [host.names[host.name[one]][1] for one in self.enclosing(at)]
-        return " > ".join(name for name in names if not name.startswith(STEP))
+        return joined_names(self.enclosing(at), host)
+
+
+def joined_names(enclosing: list[int], host: Events) -> str:
+    """Returns the names of events that enclose each other, except that of the step."""
+    names = [host.names[host.name[one]][1] for one in enclosing]
+    return " > ".join(name for name in names if not name.startswith(STEP))
 
 
 def call_tree(host: Events, calls: Events, steps: Steps) -> CallTree:

@@ -366,7 +366,7 @@ def operators(capture: Capture) -> Table:
 
 
 def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
-    """Returns the columns of `_sums`."""
+    """Returns the columns of `sums`."""
     of = " and ".join(["rank"] * (len(capture.ranks) > 1) + ["step"] * capture.has_steps)
     columns = [replace(first, title=f"{first.title} per {of}" if of else first.title.rstrip(","))]
     columns += [Column("num_calls", "calls", _count), Column("total_s", "total ms", _ms)]
