@@ -171,7 +171,8 @@ def _script(lines: list[str], kept: str) -> str:
 
 def print_recall(path: Path) -> None:
     mistakes = read_mistakes(path)
-    missed = [mistake for mistake in mistakes if not mistake.found_by()]
+    severities = {mistake: {one.severity for one in mistake.found_by()} for mistake in mistakes}
+    missed = [mistake for mistake in mistakes if not severities[mistake]]
     for mistake in missed:
         others = ", ".join(one.check for one in mistake.findings(mistake.wrong))
         print(f"missed: {mistake.name}" + (f" (other findings: {others})" if others else ""))
@@ -182,7 +183,7 @@ def print_recall(path: Path) -> None:
         for one in found:
             print(f"corrected, but reported: {mistake.name}: {one.check}, line {one.line}: {one.what}")
     total = len(mistakes)
-    by_note = sum({one.severity for one in mistake.found_by()} == {"note"} for mistake in mistakes)
+    by_note = list(severities.values()).count({"note"})
     share = 100 * (total - len(missed)) / max(1, total)
     print(f"found: {total - len(missed)} of {total} ({share:.0f} %), {by_note} of them only by a note")
     print(f"corrected scripts with an error or a warning: {wrong} of {total}")

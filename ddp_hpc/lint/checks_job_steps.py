@@ -153,14 +153,13 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     given = script.value("--array")
     found = re.fullmatch(r"(?:\d+-)?(\d+)(?:%\d+)?", given or "")
+    last = int(found[1]) if found else -1
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):
             values = re.findall(rf"(?m)^\s*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
             size = len(_elements(values[0])) if len(values) == 1 else 0
-            if found and size and int(found[1]) >= size and f"{name}[" in command.text:
-                what = (
-                    f"the elements of {plain(name)} are 0 to {size - 1}, and the last task reads {found[1]}"
-                )
+            if 0 < size <= last:
+                what = f"the elements of {plain(name)} are 0 to {size - 1}, and the last task reads {last}"
                 yield Problem(command.line, what, f"use --array=0-{size - 1}")
                 return
     commented = re.search(r"(?m)^\s*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)

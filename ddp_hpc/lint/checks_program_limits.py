@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -31,7 +32,6 @@ _SHORT = {
 }
 # Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = ("snakemake", "nextflow", "sbatch", "qsub", "ray", "dask", "ssh", "docker", "podman")
-_PARALLEL = re.compile(r"(tensor|pipeline)-parallel-size")
 _HEAP = re.compile(r"-Xmx(\d{1,6})([gGmM])")
 _HOST = re.compile(r"[\w.-]+:\d+")
 _UNITS = {"": 1, "m": 1, "g": 1024, "t": 1024 * 1024}
@@ -55,7 +55,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
             what = f"{heap[0]} is more memory than the {memory} MiB of the job"
             yield Problem(line, what, "request more, or make the heap of Java smaller than the request")
         if "vllm" in start.command.text or "deepspeed" in start.command.text:
-            yield from _num_gpus(subject, start)
+            yield from _gpus_of_program(subject, start)
         yield from _hosts_of_horovod(start)
 
 
@@ -106,14 +106,12 @@ def _num_threads(start: Start) -> tuple[int, str]:
     return 0, ""
 
 
-def _num_gpus(subject: Subject, start: Start) -> Iterator[Problem]:
+def _gpus_of_program(subject: Subject, start: Start) -> Iterator[Problem]:
     gpus, line = subject.gpus_per_node, start.command.line
     total = gpus * (subject.num_nodes or 1) if gpus else None
     total = total or whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
     if "vllm" in start.command.text:
-        found = [match for word in start.words if (match := _PARALLEL.search(word.replace("_", "-")))]
-        sizes = [_value_after(start, match[0]) or 1 for match in found]
-        wanted = sizes[0] * (sizes[1] if len(sizes) > 1 and found[0][1] != found[1][1] else 1) if sizes else 0
+        wanted = math.prod(_value_after(start, f"{one}-parallel-size") or 1 for one in ("tensor", "pipeline"))
         if total and wanted > total:
             what = f"vLLM needs {wanted} GPUs, and the job has {total}"
             remedy = f"request {wanted} GPUs, or use --tensor-parallel-size {total}"

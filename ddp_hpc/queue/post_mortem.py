@@ -144,9 +144,9 @@ def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
     failed = recorded if recorded is not None and recorded.cause.is_failure else None
     failure = first_failure(log, failed) if cause not in _TERMINATED else None
     host = (failure.host if failure else "") or (lost_node_in(log) if cause == "node" else "")
-    lost_ranks = failed is not None or (state is not None and state.state is State.RUNNING)
     # A lost rank or node leaves the state `running`, whose reason only says since when.
-    of_run = failed if state is not None and state.state is State.RUNNING else state
+    is_running = state is not None and state.state is State.RUNNING
+    lost_ranks, of_run = failed is not None or is_running, failed if is_running else state
     reasons = (
         _how(job, cause, failure, lost_ranks=lost_ranks),
         job.reason.removeprefix(_NO_REASON),
