@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 
@@ -67,9 +67,10 @@ _BLOCKING = re.compile(r"(?!\w*(Async|Graph))\w*(Synchronize|Free|[Aa]lloc|Memcp
 # Parts of the names of torch's kernels that most of them have.
 _REPEATED = re.compile(
     r"\b(at|c10)::(native|detail|cuda)::|\(anonymous namespace\)::|\(at::TensorIteratorBase&[^()]*\)"
-    r"|::operator\(\)\(\) const|(::)?\{lambda\([^(){}]*\)#\d+\}"
-    r"|, (std::array|(at::detail::)?Array)<char\*, \d+(ul)?>"
+    r"|::operator\(\)\(\) const|, (std::array|(at::detail::)?Array)<char\*, \d+(ul)?>"
 )
+_LAMBDA = re.compile(r"(::)?\{lambda\([^(){}]*\)#\d+\}")
+_WORD = re.compile(r"[^\W_]+|.?", re.DOTALL)
 
 _DTYPES = {
     1: ("bool", "byte", "char", "unsigned char", "signed char", "float8_e4m3fn", "c10::float8_e4m3fn"),
@@ -80,8 +81,8 @@ _DTYPES = {
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
-_CONTEXT = 4
-"""The number of characters before the first difference of two names that are shown."""
+_CONTEXT, _MOST_DIFFERENCES = 4, 4
+"""The characters that are shown before a difference of names, and the most differences of one."""
 
 # Most events have the name of another one.
 _cached = lru_cache(10_000)
@@ -197,38 +198,73 @@ def shortened(name: str, limit: int) -> str:
     that the names of most kernels have.
 
     >>> shortened("void multi_tensor_apply_kernel<AdamFunctor<float>, float>(int, int volatile*)", 40)
-    'multi_tensor_apply_kern...<float>, float>'
+    'multi_tensor_apply_kern...float>, float>'
     """
     if len(name) <= limit:
         return name
-    if name.endswith(")") and (end := _parameters(name)) > 0:
-        name = name[:end].removeprefix("void ")
-    if len(name) > limit:
-        name = _REPEATED.sub("", name)
-    if len(name) <= limit:
-        return name
+    forms = _forms(name)
+    if (fitting := next((form for form in reversed(forms) if len(form) <= limit), None)) is not None:
+        return fitting
+    name = forms[0]
     tail = (limit - 3) * 2 // 5
     return f"{name[: limit - 3 - tail]}...{name[len(name) - tail :]}"
 
 
+def _forms(name: str) -> tuple[str, ...]:
+    """Returns a name without the parts that most names have, with the lambdas among them, without parameters
+    only, and whole.
+    """
+    has_parameters = name.endswith(")") and (end := _parameters(name)) > 0
+    function = name[:end].removeprefix("void ") if has_parameters else name
+    plain = _REPEATED.sub("", function)
+    return _LAMBDA.sub("", plain), plain, function, name
+
+
 def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Returns different shortened names: those that would be equal show the part in which they begin to
-    differ, and if that is equal, too, a number.
+    """Returns different shortened names: those that would be equal show the words in which they differ, and
+    if these are too many, a number.
     """
     short = {name: shortened(name, limit) for name in names}
     num, heads = Counter(short.values()), defaultdict[str, list[str]](list)
     for name, text in short.items():
         if num[text] > 1:
             heads[text[: limit // 2]].append(name)
-    for head, same in heads.items():
-        pairs = enumerate(zip_longest(min(same), max(same)))
-        begin = max(0, next(at for at, (one, other) in pairs if one != other) - _CONTEXT)
-        short |= {name: cut(f"{head}...{name[begin:]}", limit) for name in same}
+    for same in heads.values():
+        of_all = zip(*map(_forms, same), strict=True)
+        forms = next(forms for forms in of_all if len(set(forms)) == len(same))
+        offsets = _differences(forms)
+        short |= {name: _pieces(form, offsets[form], limit) for name, form in zip(same, forms, strict=True)}
     seen: Counter[str] = Counter()
     for name, text in short.items():
         seen[text] += 1
         short[name] += f" #{seen[text]}" if seen[text] > 1 else ""
     return short
+
+
+def _differences(names: Sequence[str], most: int = _MOST_DIFFERENCES) -> dict[str, list[int]]:
+    """Returns the offsets of the words in which each name differs from those that are equal before them."""
+    if len(names) < 2 or not most:
+        return {name: [] for name in names}
+    pairs, groups = enumerate(zip_longest(min(names), max(names))), defaultdict[str, list[str]](list)
+    begin = next(at for at, (one, other) in pairs if one != other)
+    for name in names:
+        groups[(_WORD.match(name, begin) or [""])[0]].append(name)
+    later = [_differences(same, most - 1) for same in groups.values()]
+    return {name: [begin, *offsets] for same in later for name, offsets in same.items()}
+
+
+def _pieces(name: str, offsets: Sequence[int], limit: int) -> str:
+    """Returns the beginning of a name and the parts at some offsets; `...` replaces what is between them."""
+    if len(name) <= limit:
+        return name
+    width = min(limit // 4, limit // 2 // len(offsets))
+    end = limit - len(offsets) * (width + 3) - 3
+    text = name[:end]
+    for begin in (offset - _CONTEXT for offset in offsets):
+        is_far = begin > end + 3
+        text += "..." * is_far + name[begin if is_far else end : begin + width]
+        end = max(end, begin + width)
+    return cut(text + name[end:], limit)
 
 
 def _parameters(name: str) -> int:

@@ -210,7 +210,7 @@ def gaps(capture: Capture) -> Table:
         Column("dur_s", "length", duration),
         Column("call", "host is in", _name),
         Column("share", "for", "{:.0%}".format),
-        Column("kernel", "kernel after it", _name),
+        Column("kernel", "kernel after it", _kernel_name(capture)),
     ]
     rows: list[Row] = [
         vars(gap)

@@ -1,5 +1,6 @@
 """What kernels do, which operators launched them, and which events the timeline shows by name."""
 
+import itertools
 import math
 
 import pytest
@@ -352,23 +353,43 @@ def test_a_short_name_of_a_kernel_says_what_it_computes(functor, shown):
 
 
 def test_names_that_are_equal_if_shortened_show_where_they_differ():
-    form = "void implicit_sgemm<float, float, {}, 6, 7, 3, 3, 5, 1, false, true, true>(int)"
-    names = [form.format(number) for number in (128, 64)]
-    assert len({shortened(name, 40) for name in names}) == 1
-    assert distinguished([*names, "gemm"], 40) == {
-        names[0]: "implicit_sgemm<float...at, 128, 6, 7,...",
-        names[1]: "implicit_sgemm<float...at, 64, 6, 7, ...",
-        "gemm": "gemm",
-    }
-
-
-def test_names_that_differ_in_several_parts_have_numbers():
     form = "void implicit_sgemm<float, float, {}, 6, 7, 3, 3, {}, 1, false, true, true>(int)"
     names = [form.format(*numbers) for numbers in ((128, 5), (128, 9), (64, 5))]
+    assert len({shortened(name, 40) for name in names}) == 1
+    assert [*distinguished([*names, "gemm"], 40).values()] == [
+        "implicit_sg...at, 128, 6... 3, 5, 1, ...",
+        "implicit_sg...at, 128, 6... 3, 9, 1, ...",
+        "implicit_sgemm<float, float, 64, 6, 7...",
+        "gemm",
+    ]
+
+
+def test_words_of_a_name_that_differ_are_shown_without_parameters():
+    form = "void split_embedding_backward_codegen_rowwise_adagrad_{}_kernel_{}_per_row_1<float>({})"
+    pairs = itertools.product(("weighted", "unweighted"), ("cta", "warp"))
+    names = [form.format(*pair, "at::GenericPackedTensorAccessor<float, 2ul>, " * 9) for pair in pairs]
+    assert [*distinguished(names, 64).values()] == [
+        "split_embedding_backwar...rad_weighted_kernel_cta_per_row_1<f...",
+        "split_embedding_backwar...rad_weighted_kernel_warp_per_row_1<...",
+        "split_embedding_backwar...rad_unweighted_kernel_cta_per_row_1...",
+        "split_embedding_backwar...rad_unweighted_kernel_warp_per_row_...",
+    ]
+
+
+def test_names_that_differ_only_in_lambdas_show_them():
+    form = "void at::native::vectorized_kernel<4, at::native::log_kernel::{}>(int, char*)"
+    names = [form.format("{lambda(" + dtype + ")#1}") for dtype in ("double", "float")]
     assert [*distinguished(names, 40).values()] == [
-        "implicit_sgemm<float...at, 128, 6, 7,...", "implicit_sgemm<float...at, 128, 6, 7,... #2",
-        "implicit_sgemm<float...at, 64, 6, 7, ...",
-    ]  # fmt: skip
+        "vectorized_kernel<4, log...bda(double...",
+        "vectorized_kernel<4, log...bda(float)...",
+    ]
+
+
+def test_names_with_too_many_differences_have_numbers():
+    names = ["k" * 40 + "_".join(bits) for bits in itertools.product("01", repeat=9)]
+    short = distinguished(names, 24)
+    assert len(set(short.values())) == 512
+    assert any(text.endswith(" #2") for text in short.values())
 
 
 def test_much_time_in_changes_of_the_memory_format_gets_advice(tmp_path):
