@@ -54,7 +54,8 @@ _TENSOR_CORES = re.compile(
 # The types in the names of kernels of cuBLAS, CUTLASS, Triton, and Tensile (such as Cijk_Ailk_Bljk_BBS).
 _DATA_TYPES = (
     ("FP4", "fp4|e2m1"),
-    ("FP8", "fp8|e4m3|e5m2|float8"),
+    # vLLM's Fp8KVCacheDataType 0 (kAuto) is the type of the model, without FP8.
+    ("FP8", "fp8(?!kvcachedatatype\\)0)|e4m3|e5m2|float8"),
     ("BFloat16", "bf16|bfloat16|Cijk_[a-z]+_[a-z]+_(b[bs]|4xi)"),
     ("Half", "half|f16|fp16|h884|h1688|h16816|hgemm|Cijk_[a-z]+_[a-z]+_h"),
     ("TF32", "tf32"),
