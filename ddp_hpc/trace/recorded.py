@@ -24,16 +24,14 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
     has_size = any(trace.world_size for trace in capture.ranks)
     of_size = f"of {capture.world_size}" if has_size else "(world size not recorded)"
-    ranks = f"{len(capture.ranks)} {of_size}"
-    ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
     names = sorted({trace.device_name or trace.device for trace in capture.ranks})
     hosts = list(dict.fromkeys(cut(trace.host, _HOST_LENGTH) or "unknown" for trace in capture.ranks))
     first = capture.ranks[0]
     found = [
-        ("ranks", ranks),
-        ("hosts", first_of(hosts)),
+        ("ranks", f"{len(capture.ranks)} {of_size}"),
+        ("hosts", first_of(hosts) if hosts != ["unknown"] else ""),
         ("device", first_of(names) + ("" if capture.on_device else "; no activity of another device")),
-        ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else "none"),
+        ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else ""),
         ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
     ]
     on_host = ""

@@ -7,6 +7,7 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace import critical_path, tables
 from ddp_hpc.trace import trace_files as files_module
+from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace.made import all_reduce, annotation, event, step, write
 
@@ -540,6 +541,7 @@ def test_a_missing_rank_is_reported_and_the_others_are_analyzed(tmp_path):
     capture = read_capture(tmp_path)
     assert (capture.missing, len(capture.ranks)) == ((1,), 3)
     assert "traces of 1 of 4 ranks are missing: 1" in capture.notes
+    assert dict(about(capture))["ranks"] == "3 of 4", "the note says which ones"
     assert capture.collectives[0].num_calls == 3
 
 

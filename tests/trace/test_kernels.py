@@ -8,6 +8,7 @@ import pytest
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
+from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import timeline
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.recorded import about
@@ -137,10 +138,12 @@ def test_a_collective_has_the_operators_around_its_launch(tmp_path):
 
 def test_a_recording_without_steps_has_no_column_of_them(tmp_path):
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"
-    capture = read_capture(write(tmp_path / "rank0.json", launch(1, 10, name, 100, 75)))
+    capture = read_capture(write(tmp_path / "rank0.json", launch(1, 10, name, 100, 75), host=""))
     table = tables.collectives(capture)
     assert "on rank" in [column.title for column in table.columns]
     assert [row["slowest"] for row in table.rows] == ["0"]
+    assert not {"steps", "hosts"} & {term for term, _ in about(capture)}
+    assert "<label hidden>step <select>" in page([capture], [])
 
 
 def test_a_kernel_has_the_details_that_its_trace_contains(tmp_path):
