@@ -240,6 +240,17 @@ def test_a_click_on_a_call_finds_its_operators_and_its_kernel(shown, tmp_path):
     assert click(opened, "cudaLaunchKernel") == ("", "1 operator, 1 runtime call, 1 kernel")
 
 
+def test_a_click_on_a_collective_finds_the_call_and_the_operator_that_launched_it(shown, tmp_path):
+    call, kernel = launch(1, 5, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1000, 600)
+    events = [event("cpu_op", "c10d::allreduce_", 0, 900), call | {"dur": 800}, kernel]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    found = "1 collective, 1 operator, 1 runtime call"
+    assert click(opened, "all_reduce") == ("", found)
+    label = opened.page.locator("#timeline0 .hoverlayer .hovertext")
+    assert "launched in c10d::allreduce_" in label.text_content()
+    assert click(opened, "c10d::allreduce_") == ("", found)
+
+
 def test_calls_that_block_are_found_by_their_name_and_operator(named):
     named.page.get_by_role("searchbox", name="find").fill("cudaLaunchKernel in aten::linear")
     assert named.page.locator("[data-for=timeline0] output").text_content() == "2 runtime calls"
