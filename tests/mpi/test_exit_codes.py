@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.discovery.rank_communication import wait_until_read
 from tests.conftest import Launch
 
 PROGRAM = """
@@ -31,3 +35,29 @@ def test_the_exit_code_after_mpi_finalize_is_that_of_the_ranks(
     ended = launch([mpiexec, "-n", "3", sys.executable, "-c", PROGRAM, delays_and_codes])
     assert ended.exit_code == expected, ended.stderr
     assert "BAD TERMINATION" not in ended.stdout + ended.stderr or expected
+
+
+def test_a_rank_waits_until_the_launcher_has_read_its_error() -> None:
+    # Hydra can drop what it has not read when a rank calls MPI_Abort.
+    launcher, rank = os.pipe()
+    was_read = []
+
+    def read_late() -> None:
+        time.sleep(0.3)
+        was_read.append(os.read(launcher, 100))
+
+    with os.fdopen(rank, "w") as stderr, os.fdopen(launcher):
+        stderr.write("error: out of memory\n")
+        reader = threading.Thread(target=read_late)
+        reader.start()
+        wait_until_read(stderr)
+        assert was_read == [b"error: out of memory\n"]
+        reader.join()
+
+
+def test_a_launcher_that_reads_nothing_delays_the_end_of_a_rank_by_seconds_only() -> None:
+    launcher, rank = os.pipe()
+    with os.fdopen(rank, "w") as stderr, os.fdopen(launcher):
+        stderr.write("error: out of memory\n")
+        wait_until_read(stderr)  # pytest has a time limit for each test
+    wait_until_read(stderr)  # it is closed
