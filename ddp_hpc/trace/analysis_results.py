@@ -14,6 +14,8 @@ REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 ANNOTATION, OPERATOR, CALL, BLOCKING = "annotation", "operator", "runtime call", "blocking call"
 AFTER = "after the last step"
 """The place of a call after the last step on the host, while the device is not finished."""
+NO_CALL = "no call was recorded"
+"""The reason of a wait of the host in which it calls neither operators nor the device's runtime."""
 
 Curve: TypeAlias = tuple[tuple[float, ...], ...]
 """Moments on the common clock of the capture in seconds, and values that begin at each of them."""
@@ -290,7 +292,11 @@ class HostTime:
     num_calls: int
     total_s: float
     annotation: str = ""
-    """For calls that block, the innermost annotation around the operator, or AFTER."""
+    """For waits, the outermost operator and the innermost annotation around `operator`, or AFTER."""
+    reason: str = ""
+    """For waits, the copy for which a call waits, or NO_CALL."""
+    idle_s: float = 0.0
+    """For waits, the time in which the device does nothing during them or after it has finished in one."""
 
 
 @dataclass(frozen=True)
@@ -422,7 +428,8 @@ class RankTrace:
     @property
     def blocked_s(self) -> float:
         """The time per step in which the host is in blocking calls."""
-        return sum(call.total_s for call in self.blocking_calls if call.annotation != AFTER) / len(self.steps)
+        calls = [call for call in self.blocking_calls if call.annotation != AFTER and call.reason != NO_CALL]
+        return sum(call.total_s for call in calls) / len(self.steps)
 
     @property
     def host_own_s(self) -> float:

@@ -1,100 +1,128 @@
-"""Finds the calls of the device's runtime in which the host waits for the device or the driver."""
+"""Finds where the host waits: in calls of the device's runtime, and in code without any recorded call."""
 
 from __future__ import annotations
 
-import re
-import statistics
-from collections.abc import Iterator
+from collections import defaultdict
 
 import numpy as np
 
-from ddp_hpc.base.units import duration
-from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import AFTER, Capture, HostTime
+from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, HostTime
+from ddp_hpc.trace.device_activity import Gaps
 from ddp_hpc.trace.event_names import STEP, can_block
 from ddp_hpc.trace.events_by_kind import Recording
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, index_at, spent, union
 from ddp_hpc.trace.named_events import CallTree
-from ddp_hpc.trace.step_times import Steps
+from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 _MOST = 100
-_MUCH = 0.05
-"""Fraction of a step that these calls must take to be described."""
-_MANY_CALLS = 10
-"""Calls per step from which on they are not those of a few large tensors."""
-_CALLS = (
-    (
-        r"\w*(Free|[Aa]lloc)",
-        _MANY_CALLS,
-        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
-        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
-    ),
-    (
-        r"\w*(Free|[Aa]lloc)",
-        0,
-        "This call can wait until the device has finished everything: check whether the caching allocator is "
-        "disabled, the memory nearly full, or a library allocates its own workspace.",
-    ),
-    (
-        r"\w*(Synchronize|Memcpy)",
-        0,
-        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so. If it "
-        "does not need them at once, this time can be avoided, and the step is shorter where the device is "
-        "idle after the call.",
-    ),
-)
-"""Calls in which a host can wait for the device, their least number per step, and what to do."""
+_LEAST_NS, _LEAST = 1_000_000, 0.01
+"""The least time without a call, and the least fraction of a step, that count as a wait of the host."""
 
 
 def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostTime, ...]:
-    """Returns the calls by name and what is around them, those with the longest time first.
+    """Returns the waits of the host by call, place and reason, those with the longest time first.
 
-    These are calls that synchronize, allocate or free memory, and copies whose call ends after the copy.
+    These are calls that synchronize, allocate or free memory, copies whose call ends after the copy, and long
+    times in which no thread that launches kernels calls anything.
     """
-    host, calls = recording.host, recording.launches
-    chosen = calls.where(lambda _, name: can_block(name))
-    if steps.device:
-        call = steps.device.launches.call
+    calls, device = recording.launches, steps.device
+    chosen, copies = calls.where(lambda _, name: can_block(name)), np.full(len(calls), -1)
+    still: tuple[list[int], Intervals] = [], NO_INTERVALS
+    if device:
+        call = device.launches.call
         is_copy = (call >= 0) & recording.device.where(lambda category, _: category == "gpu_memcpy")
         chosen[call[is_copy][calls.ends[call[is_copy]] >= recording.device.ends[is_copy]]] = True
+        copies, still = _copies(recording, device, tree), _without_calls(recording, steps, device)
     is_after = np.zeros(len(calls), bool)
     if steps.separator:  # until the device has finished the last step
         is_after = (calls.starts >= steps.on_host[1].max()) & (calls.starts < steps.ends.max())
     at = np.flatnonzero(chosen & ~tree.is_nested & (is_after | steps.contain_on_host(calls.starts)))
-    operator = annotation = tree.caller[at]
-    is_operator = np.append(host.where(lambda category, _: category == "cpu_op"), False)
-    while (is_inner := is_operator[annotation]).any():
-        annotation = np.where(is_inner, tree.above[annotation], annotation)
-    names = np.append(host.name, np.intc(len(host.names)))
-    texts = ["" if name.startswith(STEP) else name for _, name in host.names] + ["", AFTER]
-    around = np.where(is_after[at], np.intc(len(texts) - 1), names[annotation])
-    groups, index = np.unique(
-        np.stack([calls.name[at], names[operator], around]), axis=1, return_inverse=True
-    )
-    index = index.ravel()
-    times = np.bincount(index, calls.durations[at] * 1e-9).tolist()
-    counts = np.bincount(index).tolist()
+    waits = []
+    for i in at.tolist():
+        operator, place = _around(recording, tree, int(tree.caller[i]))
+        name = recording.device.names[recording.device.name[copies[i]]][1] if copies[i] >= 0 else ""
+        reason = name.removeprefix("Memcpy ")
+        waits.append((calls.names[calls.name[i]][1], operator, AFTER if is_after[i] else place, reason))
+    waits += [("", *_around(recording, tree, caller), NO_CALL) for caller in still[0]]
+    times = np.append(calls.starts[at], still[1][0]), np.append(calls.ends[at], still[1][1])
+    idle = _idle_ns(times, device.gaps) if device else np.zeros(len(waits), np.int64)
+    sums: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for what, *values in zip(waits, (times[1] - times[0]).tolist(), idle.tolist(), strict=True):
+        sums[what] = [total + value for total, value in zip(sums[what], (1, *values), strict=True)]
     found = [
-        HostTime(calls.names[name][1], texts[one], num, total_s, texts[other] if other != one else "")
-        for (name, one, other), num, total_s in zip(groups.T.tolist(), counts, times, strict=True)
+        HostTime(name, operator, num_calls, wait_ns * 1e-9, place, reason, idle_ns * 1e-9)
+        for (name, operator, place, reason), (num_calls, wait_ns, idle_ns) in sums.items()
     ]
-    return tuple(sorted(found, key=lambda call: -call.total_s)[:_MOST])
+    return tuple(sorted(found, key=lambda wait: -wait.total_s)[:_MOST])
 
 
-def describe(capture: Capture) -> Iterator[str]:
-    """Names the calls in which the host waits, if they take a large part of a step."""
-    wall_s = capture.mean.wall_s or 1.0
-    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
-    rows = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
-    if capture.on_device and blocked_s >= _MUCH * wall_s:
-        first = rows[0]
-        where = f" in {first['annotation']}" if first["annotation"] else ""
-        times = f" ({first['num_calls']:,.3g} times)" if first["num_calls"] > 1 else ""
-        num_calls = sum(row["num_calls"] for row in rows if row["name"] == first["name"])
-        advice = (
-            text for words, least, text in _CALLS if re.match(words, first["name"]) and num_calls >= least
-        )
-        yield (
-            f"The host is in blocking calls for {duration(blocked_s)} ({blocked_s / wall_s:.0%}) of "
-            f"{capture.a_step}, of which {duration(first['total_s'])} is {first['call']}{where}{times}. "
-            f"{next(advice, '')}".rstrip()
-        )
+def _copies(recording: Recording, device: DeviceActivity, tree: CallTree) -> Longs:
+    """Returns the copy that each call launched, or else the one that its thread launched last, if this was in
+    the same operator: torch synchronizes after a copy from or to memory that is not pinned. Without one, -1.
+    """
+    calls, launches, caller = recording.launches, device.launches, tree.caller
+    event, order = np.full(len(calls), -1), np.lexsort((calls.starts, calls.thread))
+    event[launches.call[launches.is_known]] = np.flatnonzero(launches.is_known)
+    last = np.maximum.accumulate(np.where(event[order] >= 0, np.arange(len(order)), 0))
+    before = np.empty(len(calls), np.int64)
+    before[order] = order[last]
+    is_same = (caller >= 0) & (caller[before] == caller)
+    event = np.where(is_same | (event >= 0), event[before], -1)
+    is_copy = recording.device.where(lambda category, _: category == "gpu_memcpy")
+    return np.where((event >= 0) & is_copy[event], event, -1)
+
+
+def _around(recording: Recording, tree: CallTree, caller: int) -> tuple[str, str]:
+    """Returns the innermost operator or annotation around a call, and what is around this operator: the
+    outermost operator in the innermost annotation.
+    """
+    host = recording.host
+    names = [host.names[host.name[one]] for one in tree.enclosing(caller)]
+    operators: list[str] = []
+    while names and names[-1][0] == "cpu_op":
+        operators.append(names.pop()[1])
+    annotation = names[-1][1] if names and not names[-1][1].startswith(STEP) else ""
+    if not operators:
+        return annotation, ""
+    outer = operators[-1] if operators[-1] != operators[0] else ""
+    return operators[0], " in ".join(filter(None, (outer, annotation)))
+
+
+def _without_calls(recording: Recording, steps: Steps, device: DeviceActivity) -> tuple[list[int], Intervals]:
+    """Returns the long times in which the threads that launch kernels or run the steps begin and end nothing,
+    except for those in which the host loads data, and the innermost events of the host around them.
+    """
+    host, calls = recording.host, recording.launches
+    is_step = host.where(lambda _, name: name.startswith(STEP))
+    threads = np.append(device.launches.thread[device.launches.is_known], host.thread[is_step])
+    own, of_call = np.isin(host.thread, threads), calls.intervals(np.isin(calls.thread, threads))
+    moments = np.unique(np.concatenate([*host.intervals(own), *of_call]))
+    least_ns = max(_LEAST_NS, _LEAST * float(np.mean(steps.on_host[1] - steps.on_host[0])))
+    is_inside = steps.contain_on_host(moments) & ((moments >= steps.starts.min()) | bool(steps.separator))
+    long = np.flatnonzero((np.diff(moments) >= least_ns) & is_inside[:-1])
+    for known in (of_call, *device.waited_for.values()):
+        long = long[spent((moments[long], moments[long + 1]), union(known)) == 0]
+    is_operator = host.where(lambda category, _: category == "cpu_op")
+    inside, callers = [], []
+    for at in long.tolist():
+        is_around = own & ~is_step & (host.starts <= moments[at]) & (host.ends >= moments[at + 1])
+        if len(around := np.flatnonzero(is_around)):
+            inside.append(at)
+            callers.append(max(around.tolist(), key=lambda one: (is_operator[one], host.starts[one], one)))
+    chosen = np.array(inside, np.int64)
+    return callers, (moments[chosen], moments[chosen + 1])
+
+
+def _idle_ns(waits: Intervals, gaps: Gaps) -> Longs:
+    """Returns how long the device does nothing during each wait of the host and, if it has finished
+    everything in one, until its next kernel or the next wait.
+    """
+    order = np.argsort(waits[0], kind="stable")
+    starts, ends = waits[0][order], waits[1][order]
+    idle, is_dry = (gaps.begins, gaps.ends), index_at(union((starts, ends)), gaps.begins) >= 0
+    at = index_at(idle, ends)
+    until = np.minimum(np.append(gaps.ends, 0)[at], np.append(starts[1:], gaps.ends[-1]))
+    after = np.where(np.append(is_dry, False)[at], np.maximum(until - ends, 0), 0)
+    found = np.empty(len(starts), np.int64)
+    found[order] = spent((starts, ends), idle) + after
+    return found

@@ -15,18 +15,17 @@ from ddp_hpc.trace.analysis_results import (
     Capture,
     CollectiveRow,
     CriticalPath,
-    LaunchStats,
     PathPart,
     RankTrace,
     SlowConnection,
     Times,
 )
-from ddp_hpc.trace.blocking_calls import describe
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.slow_steps import differences, slow_among
 from ddp_hpc.trace.trace_files import first_of
+from ddp_hpc.trace.wait_findings import cut_starts, idle_device, waits_of_host
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -36,8 +35,6 @@ _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
 _MUCH_COMMUNICATION = 0.2
 """Fraction of a step that exposed communication must take for its cause to be reported."""
-_LONG_WAIT_S = 1e-3
-"""Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
 _STEPS = {
@@ -68,14 +65,14 @@ def findings(capture: Capture) -> list[str]:
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
-    sentences += [_gains(capture, wall_s), *describe(capture), *_cut_starts(capture, wall_s)]
+    sentences += [_gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
     load = capture.slowest_load
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
             f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
             f"(median {duration(load.median_s)})."
         )
-    sentences += _idle(capture, wall_s)
+    sentences += idle_device(capture, wall_s)
     if capture.path:
         sentences.append(_critical_path(capture.path, capture))
     return [*sentences, *_communication(capture), *_conversions(capture.ranks)]
@@ -132,23 +129,6 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"No wait takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
         "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
     )
-
-
-def _cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
-    """Says on which ranks the device was busy with earlier work at the start of the recording, if the host
-    fetched data in the meantime.
-    """
-    named = [
-        f"{trace.rank} ({duration(late_s)})"
-        for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
-        if trace.busy and (late_s := -(trace.steps[0].on_host or (0.0, 0.0))[0]) > 0
-        if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
-    ]
-    if named:
-        yield (
-            f"The step is cut off at its start on rank {first_of(named)}: the device still ran earlier work, "
-            "so this time and data loading in it are not in the step."
-        )
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
@@ -228,43 +208,6 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
         f"{takes} {duration(more_s)} longer than the others: of the difference, {', and '.join(named[:2])}. "
         f"With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
         f"{gain:.0%} shorter."
-    )
-
-
-def _idle(capture: Capture, wall_s: float) -> Iterator[str]:
-    overall = capture.mean
-    idle_s = overall.device_idle_s
-    if idle_s < _MUCH_IDLE * wall_s:
-        return
-    causes = sorted(((getattr(overall, cause), PART_NAMES[cause]) for cause in IDLE_CAUSES), reverse=True)
-    named = ", ".join(f"{duration(one_s)} {text}" for one_s, text in causes if one_s >= _LITTLE * wall_s)
-    share = f"{idle_s / wall_s:.0%}"
-    yield f"The device does nothing for {duration(idle_s)} of {capture.a_step} ({share}): {named}."
-    launches = [trace.launches for trace in capture.ranks if trace.launches]
-    if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
-        yield _late_launches(capture, launches)
-    if overall.idle_launch_s >= _MUCH_IDLE * wall_s:
-        yield (
-            "A launch takes long if it first loads the code of the kernel, or copies memory that is not "
-            "pinned. Record later steps, and use pin_memory=True in the DataLoader."
-        )
-
-
-def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
-    """Describes whether the device waits for the host often for a short time, or a few times for long."""
-    num_late = statistics.fmean(stats.num_late for stats in launches)
-    wait_s = capture.mean.idle_host_s / max(1, num_late)
-    text = (
-        f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
-        f"{duration(wait_s)} on average."
-    )
-    if wait_s > _LONG_WAIT_S:
-        return text
-    num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
-    short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
-    return (
-        f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
-        "larger batches, torch.compile or CUDA graphs reduce the work of the host."
     )
 
 

@@ -20,8 +20,8 @@ _SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s"
 
 
 def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
-    """Returns the `kernels` or `ops` that agree in `by`, the mean of the ranks and steps, and the rank with
-    the most.
+    """Returns the `kernels` or `ops` that agree in `by`, the mean of the ranks and steps, and the ranks
+    with the least and the most.
     """
     groups: defaultdict[tuple[str, ...], list[tuple[int, Row]]] = defaultdict(list)
     for trace in capture.ranks:
@@ -33,12 +33,15 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         of_rank: defaultdict[int, float] = defaultdict(float)
         for rank, values in own:
             of_rank[rank] += values[order]
-        largest_s, rank = max((value / capture.num_steps, rank) for rank, value in of_rank.items())
+        ordered = sorted((of_rank[trace.rank] / capture.num_steps, trace.rank) for trace in capture.ranks)
+        edges = zip(("smallest", "largest"), (ordered[0], ordered[-1]), strict=True)
         summed = [name for name in _SUMMED if name in own[0][1]]
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
-        rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
+        for name, (value, rank) in edges:
+            means |= {f"{name}_s": value, f"{name}_rank": rank}
+        rows.append(own[0][1] | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
 
 

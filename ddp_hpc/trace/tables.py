@@ -192,13 +192,19 @@ def _host_name(call: str, operator: str) -> str:
 
 
 def blocking_calls(capture: Capture) -> Table:
-    """Returns the calls in which the host waits for the device or the driver, the longest first."""
-    first, *others = _columns(capture, Column("call", "blocking calls of the host", _name), "ms")
+    """Returns the waits of the host in calls of the device's runtime and elsewhere, the longest first."""
+    first, *others = _columns(capture, Column("call", "waits of the host", _name), "ms")
     rows = [
         row | {"call": _host_name(row["name"], row["operator"])}
-        for row in sums(capture, "blocking_calls", ("name", "operator", "annotation"), "total_s")
+        for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s")
     ]
-    return Table([first, Column("annotation", "annotation", _known(_name)), *others], rows)
+    num = len(capture.ranks) * capture.num_steps
+    reason = [Column("reason", "waits for", _known(_name))] if any(row["reason"] for row in rows) else []
+    columns = [first, Column("annotation", "inside", _known(_name)), *reason, *others[:1]]
+    columns += [Column("num_all", "in all", "{:,}".format)] * (num > 1) + others[1:]
+    if len(capture.ranks) > 1:
+        columns += [Column("smallest_s", "least ms on a rank", _ms), Column("smallest_rank", "rank")]
+    return Table([*columns, Column("idle_s", "device idle ms", _ms)] if capture.on_device else columns, rows)
 
 
 def gaps(capture: Capture) -> Table:

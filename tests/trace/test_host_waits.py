@@ -134,18 +134,71 @@ def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_p
     ]
     for rank in range(2):
         write(tmp_path / f"r{rank}.json", events[: 14 + 2 * rank], rank, 2)
-    assert _shown(tables.blocking_calls(read_capture(tmp_path))) == [
-        ("cudaDeviceSynchronize", "after the last step", "0.5", "0.25", "0.50", "1"),
-        ("cudaMemcpyAsync in aten::copy_", "forward", "1", "0.20", "0.20", "1"),
-        ("cudaStreamSynchronize in aten::copy_", "forward", "1", "0.05", "0.05", "1"),
-        ("cudaMalloc", "-", "1", "0.02", "0.02", "1"),
+    assert [" ".join(row) for row in _shown(tables.blocking_calls(read_capture(tmp_path)))] == [
+        "cudaDeviceSynchronize after the last step - 0.5 1 0.25 0.50 1 0.00 0 0.00",
+        "cudaMemcpyAsync in aten::copy_ aten::item in forward DtoH 1 2 0.20 0.20 1 0.20 0 0.21",
+        "cudaStreamSynchronize in aten::copy_ aten::item in forward DtoH 1 2 0.05 0.05 1 0.05 0 0.05",
+        "cudaMalloc - - 1 2 0.02 0.02 1 0.02 0 0.02",
     ]
+
+
+def test_the_advice_on_a_copy_is_that_for_its_direction(tmp_path):
+    def indexing(memory, more_us):
+        call = event("cuda_runtime", "cudaMemcpyAsync", 220, 5, correlation=2)
+        return [
+            annotation("ProfilerStep#4", 0, 1000),
+            *launch(1, 0, "sgemm", 2, 600),
+            *(event("cpu_op", name, 200, 500) for name in ("aten::index", "aten::to", "aten::copy_")),
+            call, event("gpu_memcpy", f"Memcpy {memory}", 602, 2, 7, correlation=2),
+            _runtime("cudaStreamSynchronize", 230, 375),
+            *launch(3, 900 + more_us, "sgemm", 910 + more_us, 90),
+        ]  # fmt: skip
+
+    for number, (memory, advice) in enumerate({
+        "HtoD (Pageable -> Device)": "It copies a tensor from the host to the device after all earlier work",
+        "DtoH (Device -> Pageable)": "It copies a result of the device to the host, as .item()",
+        "DtoD": "If the program does not need to wait there, the host can launch more work in this time.",
+    }.items()):  # fmt: skip
+        path = write(tmp_path / f"{number}" / "rank0.json", indexing(memory, 0))
+        (said,) = (text for text in read_capture(path).findings if "blocking calls" in text)
+        assert (
+            "cudaStreamSynchronize in aten::copy_ in aten::index, which waits for the copy "
+            f"{memory}. {advice}"
+        ) in said
+        assert said.endswith(
+            "The device does nothing for 306 us during and right after these calls: at most this is lost."
+        )
+
+
+def test_a_host_that_stands_still_without_a_call_is_named_with_its_annotation(tmp_path):
+    """Autograd's thread works in the second half of `backward`, in which the main thread calls nothing."""
+    events = [
+        annotation("ProfilerStep#4", 0, 20_000),
+        annotation("dispatch(F)", 0, 6000),
+        *launch(1, 10, "sgemm", 20, 9000),
+        event("cpu_op", "aten::empty", 5500, 10),
+        annotation("backward", 6000, 14_000),
+        *(event("cpu_op", "MmBackward0", 7000 + 500 * number, 500, 2) for number in range(26)),
+        *launch(2, 7010, "sgemm", 9020, 8000, tid=2),
+        annotation("enumerate(DataLoader)#_next", 20_000, 4000),
+        annotation("ProfilerStep#5", 20_000, 4000),
+    ]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert _shown(tables.blocking_calls(capture)) == [
+        ("dispatch(F)", "-", "no call was recorded", "0.5", "1", "2.74", "0.00"),
+        ("backward", "-", "no call was recorded", "0.5", "1", "0.50", "0.00"),
+    ]
+    assert (
+        "The host stands still for 3.24 ms (27%) of a step: it waits or computes without a recorded call, "
+        "most of it in dispatch(F), for 2.74 ms. The device has work during these times, so they hardly "
+        "make a step longer."
+    ) in capture.findings
 
 
 def test_calls_are_listed_without_operators_and_steps(tmp_path):
     events = [*launch(1, 0, "a", 5, 50), _runtime("cudaFree", 10, 40)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert _shown(tables.blocking_calls(capture)) == [("cudaFree", "-", "1", "0.04")]
+    assert _shown(tables.blocking_calls(capture)) == [("cudaFree", "-", "1", "0.04", "0.00")]
 
 
 def test_the_rank_whose_host_takes_longest_is_the_first_by_its_regions(tmp_path):

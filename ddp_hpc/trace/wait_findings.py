@@ -1,0 +1,160 @@
+"""Writes the findings on what the host and the device wait for."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import counted, duration
+from ddp_hpc.trace import tables
+from ddp_hpc.trace.analysis_results import AFTER, IDLE_CAUSES, NO_CALL, PART_NAMES, Capture, LaunchStats
+from ddp_hpc.trace.trace_files import first_of
+
+_MUCH = 0.05
+"""Fraction of a step that waits of the host must take to be described."""
+_MUCH_IDLE = 0.1
+"""Fraction of a step that the device must be idle for its causes to be reported."""
+_LONG_WAIT_S = 1e-3
+"""Mean wait for a late launch above which the host must have done something other than launching kernels."""
+_LITTLE = 0.01
+"""Fraction of a step below which a part is not mentioned."""
+_MANY_CALLS = 10
+"""Calls per step from which on they are not those of a few large tensors."""
+_ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
+_CALLS = (
+    (
+        _ALLOCATES,
+        "",
+        _MANY_CALLS,
+        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
+        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
+    ),
+    (
+        _ALLOCATES,
+        "",
+        0,
+        "This call can wait until the device has finished everything: check whether the caching allocator is "
+        "disabled, the memory nearly full, or a library allocates its own workspace.",
+    ),
+    (
+        _ANY,
+        "DtoH|DeviceToHost",
+        0,
+        "It copies a result of the device to the host, as .item(), .cpu() and printing a tensor do: do so "
+        "less often, or later.",
+    ),
+    (
+        _ANY,
+        "HtoD|HostToDevice",
+        0,
+        "It copies a tensor from the host to the device after all earlier work of the stream: create the "
+        "tensor (such as an index) on the device, or copy it from pinned memory with non_blocking=True.",
+    ),
+    (_ANY, "", 0, "If the program does not need to wait there, the host can launch more work in this time."),
+)
+"""Calls in which a host can wait for the device, their copy, their least number per step, and what to do."""
+
+
+def waits_of_host(capture: Capture) -> Iterator[str]:
+    """Names the calls in which the host waits, and where it waits without a call, if this takes long."""
+    wall_s = capture.mean.wall_s or 1.0
+    rows = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
+    still = [row for row in rows if row["reason"] == NO_CALL]
+    rows = [row for row in rows if row["reason"] != NO_CALL]
+    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
+    if capture.on_device and blocked_s >= _MUCH * wall_s:
+        first = rows[0]
+        num_calls = sum(row["num_calls"] for row in rows if row["name"] == first["name"])
+        advice = (
+            text
+            for words, copy, least, text in _CALLS
+            if re.match(words, first["name"]) and re.search(copy, first["reason"]) and num_calls >= least
+        )
+        copy = f", which waits for the copy {first['reason']}" if first["reason"] else ""
+        yield (
+            f"The host is in blocking calls for {_share(blocked_s, capture)}, of which "
+            f"{duration(first['total_s'])} is {_place(first)}{copy}. {next(advice, '')}".rstrip()
+            + f" {_cost(rows, 'these calls', capture)}"
+        )
+    still_s = sum(row["total_s"] for row in still)
+    if still_s >= _MUCH * wall_s:
+        yield (
+            f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
+            f"call, most of it in {_place(still[0])}, for {duration(still[0]['total_s'])}. "
+            f"{_cost(still, 'these times', capture)}"
+        )
+
+
+def _share(time_s: float, capture: Capture) -> str:
+    return f"{duration(time_s)} ({time_s / (capture.mean.wall_s or 1.0):.0%}) of {capture.a_step}"
+
+
+def _place(row: Row) -> str:
+    around = f" in {row['annotation']}" if row["annotation"] else ""
+    return f"{row['call']}{around}" + (f" ({row['num_calls']:,.3g} times)" if row["num_calls"] > 1 else "")
+
+
+def _cost(rows: Sequence[Row], what: str, capture: Capture) -> str:
+    idle_s = sum(row["idle_s"] for row in rows)
+    if idle_s < _LITTLE * capture.mean.wall_s:
+        return f"The device has work during {what}, so they hardly make {capture.a_step} longer."
+    return (
+        f"The device does nothing for {duration(idle_s)} during and right after {what}: at most this is lost."
+    )
+
+
+def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Says on which ranks the device was busy with earlier work at the start of the recording, if the host
+    fetched data in the meantime.
+    """
+    named = [
+        f"{trace.rank} ({duration(late_s)})"
+        for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
+        if trace.busy and (late_s := -(trace.steps[0].on_host or (0.0, 0.0))[0]) > 0
+        if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
+    ]
+    if named:
+        yield (
+            f"The step is cut off at its start on rank {first_of(named)}: the device still ran earlier work, "
+            "so this time and data loading in it are not in the step."
+        )
+
+
+def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Says why the device is idle, if it is for a large part of a step."""
+    overall = capture.mean
+    idle_s = overall.device_idle_s
+    if idle_s < _MUCH_IDLE * wall_s:
+        return
+    causes = sorted(((getattr(overall, cause), PART_NAMES[cause]) for cause in IDLE_CAUSES), reverse=True)
+    named = ", ".join(f"{duration(one_s)} {text}" for one_s, text in causes if one_s >= _LITTLE * wall_s)
+    share = f"{idle_s / wall_s:.0%}"
+    yield f"The device does nothing for {duration(idle_s)} of {capture.a_step} ({share}): {named}."
+    launches = [trace.launches for trace in capture.ranks if trace.launches]
+    if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
+        yield _late_launches(capture, launches)
+    if overall.idle_launch_s >= _MUCH_IDLE * wall_s:
+        yield (
+            "A launch takes long if it first loads the code of the kernel, or copies memory that is not "
+            "pinned. Record later steps, and use pin_memory=True in the DataLoader."
+        )
+
+
+def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
+    """Describes whether the device waits for the host often for a short time, or a few times for long."""
+    num_late = statistics.fmean(stats.num_late for stats in launches)
+    wait_s = capture.mean.idle_host_s / max(1, num_late)
+    text = (
+        f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
+        f"{duration(wait_s)} on average."
+    )
+    if wait_s > _LONG_WAIT_S:
+        return text
+    num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
+    short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
+    return (
+        f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
+        "larger batches, torch.compile or CUDA graphs reduce the work of the host."
+    )
