@@ -490,9 +490,9 @@ class Straggler:
     evidence: str
     """The explanation in one sentence."""
     before_s: float = 0.0
-    """The time per step that is gained if this rank also begins the step as early as the next latest one."""
+    """The time per step that is gained if all ranks begin the step at the same time."""
     waited_s: float = 0.0
-    """The time per step for which the other ranks wait for it, for any cause."""
+    """The time per step for which the ranks wait for it, for any cause (mean)."""
 
 
 @dataclass(frozen=True)

@@ -95,13 +95,14 @@ def _gains(capture: Capture, wall_s: float) -> str:
     mean, straggler = capture.mean, capture.straggler
     delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
     waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
+    before = "step" if capture.num_steps > 1 else "recording"
     other = f" other than waiting for {rank}" * bool(straggler)
     idle_s = 0.0 if capture.on_device else mean.idle_s
     lacks_workers = any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops)
     loader = "num_workers of the DataLoader" if lacks_workers else "more workers, or a faster file format"
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
-        f"the late start of {rank} (attainable, with its cause)": late_s,
+        f"the late start of {rank} (attainable, with its cause before the {before})": late_s,
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,

@@ -151,24 +151,25 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
         return None
     last = Counter(collective.last for collective in matched)[rank]
-    evidence = (
-        f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
-        f"{duration(waited[rank])} per step for it (median of the ranks)"
-    )
-    late = _late_starts(ranks, rank, statistics.median)
-    before = {step: min(wait_s, late.get(step, 0.0)) for step, wait_s in by_step[rank].items()}
-    before_s = _median(before, num_steps)
     late, least = _late_starts(ranks, rank, min), at_least[rank]
     gained_before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in least.items()) / num_steps
     gain_s = min(waited[rank], sum(least.values()) / num_steps - gained_before_s)
+    late, waits = _late_starts(ranks, rank, _mean_with_itself), _waits(matched, _mean_with_itself)[rank]
+    before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in waits.items()) / num_steps
+    waited_s = sum(waits.values()) / num_steps
+    evidence = (
+        f"it was the last to start {last} of {len(matched)} collectives, in which the ranks wait "
+        f"{duration(waited_s)} per step for it (mean)"
+    )
+    share = gain_s / overall.wall_s
     if before_s < _LITTLE * overall.wall_s:
-        return Straggler(rank, "idle", waited[rank], gain_s / overall.wall_s, evidence, 0.0, waited[rank])
-    lost_s = max(0.0, waited[rank] - before_s)
+        return Straggler(rank, "idle", waited_s, share, evidence, 0.0, waited_s)
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
-        f". It began the step {duration(late_s)} after the first rank, for a cause before this "
-        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}; the trace does not "
-        f"explain the rest, {duration(lost_s)}"
+        f". {duration(before_s)} of this is due to its late start: its host begins the step "
+        f"{duration(late_s)} after that of the first rank, for a cause before this "
+        f"{'step' if num_steps > 1 else 'recording'}. The trace does not explain the rest, "
+        f"{duration(waited_s - before_s)}"
     )
     own = {trace.rank: trace.host_own_s for trace in ranks if trace.busy}
     if rank in own and len(own) > 1:
@@ -177,7 +178,12 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
             f": without blocking calls, its host works for {duration(own[rank])} in the step, those of the "
             f"others for {duration(others_s)} (median)"
         )
-    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s, waited[rank])
+    return Straggler(rank, "idle", waited_s - before_s, share, evidence, before_s, waited_s)
+
+
+def _mean_with_itself(others: Iterable[float]) -> float:
+    """Returns the mean over the others and the late rank itself, which waits for nobody."""
+    return statistics.fmean([*others, 0.0])
 
 
 def _median(by_step: dict[int | None, float], num_steps: int) -> float:
@@ -200,7 +206,7 @@ def _waits(
         last = collective.calls[collective.last]
         others = [call for rank, call in collective.calls.items() if rank != collective.last]
         late_s = max(0.0, of([last.start_s - call.start_s for call in others]))
-        waited_s = of([call.dur_s for call in others]) - last.dur_s
+        waited_s = of([call.dur_s - last.dur_s for call in others])
         by_step[collective.last][last.step] += min(waited_s, late_s + LEAST_CLOCK_S)
     return by_step
 
@@ -208,11 +214,11 @@ def _waits(
 def _late_starts(
     ranks: Sequence[RankTrace], late: int, of: Callable[[Iterable[float]], float]
 ) -> dict[int | None, float]:
-    """Returns how much later than the other ranks one rank begins each step."""
+    """Returns how much later than the other ranks the host of one rank begins each step."""
     begins: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for trace in ranks:
         for step in trace.steps:
-            begins[step.number][trace.rank] = step.start_s
+            begins[step.number][trace.rank] = step.limits_s(on_host=True)[0]
     return {
         number: max(0.0, of([own.get(late, start) - start for rank, start in own.items() if rank != late]))
         for number, own in begins.items()
