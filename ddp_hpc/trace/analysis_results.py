@@ -175,9 +175,15 @@ class Region:
     """
 
     name: str
+    """Modules of a class, such as Linear_0 and Linear_1, have the name of the class."""
     num_calls: int
     total_s: float
     """Time on the host."""
+    longest: str = ""
+    """The module of the class that takes longest; empty if there is only one."""
+    longest_s: float = 0.0
+    num_modules: int = 0
+    """The number of modules of the class that were called."""
     num_kernels: int = 0
     device_s: float = 0.0
     """Time of its kernels and copies without collectives."""
@@ -228,6 +234,9 @@ class Kernel:
     """What the kernel does, such as `matrix products`, or its collective."""
     num_calls: int
     total_s: float
+    longest_s: float = 0.0
+    bytes: int = 0
+    """What copies move in all calls; 0 if unknown."""
     shapes: str = ""
     """The shapes of the operator's inputs; empty if they were not recorded."""
     launch: Launch | None = None
@@ -242,6 +251,16 @@ class Kernel:
     warps_per_sm: float | None = None
     occupancy: float | None = None
     """The achieved occupancy in percent."""
+
+
+@dataclass(frozen=True)
+class StreamTime:
+    """The kernels and copies of one kind that a rank runs in one stream in its steps."""
+
+    name: str
+    kind: str
+    num_calls: int
+    total_s: float
 
 
 class NamedEvent(NamedTuple):
@@ -410,6 +429,7 @@ class RankTrace:
     named: tuple[NamedEvent, ...] = ()
     memory: tuple[Memory, ...] = ()
     queue: Curve = ()
+    streams: tuple[StreamTime, ...] = ()
     regions: tuple[Region, ...] = ()
     """Those with the longest time of kernels first."""
     slow_steps: tuple[SlowStep, ...] = ()

@@ -80,6 +80,7 @@ class _Kernel(_Link):
     occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1)
     shared_bytes: _Size = msgspec.field(name="shared memory", default=0)
     registers: _Size = msgspec.field(name="registers per thread", default=0)
+    bytes: _Size = 0
     grid: tuple[_Size, ...] = ()
     block: tuple[_Size, ...] = ()
 
@@ -121,8 +122,8 @@ class Recording:
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
-    """Kernels and copies, with correlation IDs, `message` as above, indices in `configs`, and the fields in
-    OCCUPANCY."""
+    """Kernels and copies, with correlation IDs, the `bytes` of copies, `message` as above, indices in
+    `configs`, and the fields in OCCUPANCY."""
     memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
@@ -161,7 +162,7 @@ class Collector:
         self.modules = Columns(threads)
         self.launches = Columns(threads, correlation="q")
         self.device = Columns(
-            Numbers(), correlation="q", message="i", config="i", **dict.fromkeys(OCCUPANCY, "d")
+            Numbers(), correlation="q", bytes="q", message="i", config="i", **dict.fromkeys(OCCUPANCY, "d")
         )
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
@@ -201,7 +202,10 @@ class Collector:
 
     def _add_device(self, events: list[Event], world_size: int) -> None:
         kernels = [_decoded(_Kernel, event) for event in events]
-        fields = {name: [getattr(kernel, name) for kernel in kernels] for name in ("correlation", *OCCUPANCY)}
+        fields = {
+            name: [getattr(kernel, name) for kernel in kernels]
+            for name in ("correlation", "bytes", *OCCUPANCY)
+        }
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
         launches = [Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels]
         fields["config"] = [self.configs[launch] for launch in launches]

@@ -52,6 +52,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.host_regions(capture),
             tables.memory(capture),
         ),
+        "steps": tables.steps(capture),
         "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
         "waits": _without_empty(
             tables.slow_steps(capture),
@@ -67,6 +68,8 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "top": _without_empty(
             tables.regions(capture),
             tables.kinds(capture),
+            tables.streams(capture),
+            tables.copies(capture),
             tables.kernels(capture),
             tables.kernels_by_operator(capture),
             tables.operators(capture),

@@ -21,13 +21,17 @@ _WORDS = (
     ("embedding and indexing", "split_embedding|embedding_codegen|bounds_check|moe::\\w+::routing"),
     ("pooling", "(max|avg|average)_?pool|pooling"),
     ("parameter updates", "adam|adagrad|\\bsgd|lamb_|optimizer"),
+    ("copies", "reshape_and_cache"),
     ("attention", "flash|fmha|attn|attention|\\bsage_|\\bmha_|\\bmla_"),
     ("convolution", "(?<!_type)conv|winograd|wgrad|dgrad|fprop|igemm|implicit_?gemm|scudnn"),
     ("convolution", "(cask|cutlass)_cudnn|im2d?2?col"),
-    ("normalization", "norm(?!twoops|ops)|bn_[fb]w|gammabeta|welford|miopenbn|rowwisemoments"),
+    (
+        "normalization",
+        "(?<!vector_)(?<!foreach_)norm(?!twoops|ops|al(_|\\b))|bn_[fb]w|gammabeta|welford|miopenbn|rowwisemoments",
+    ),
     ("normalization", "fusedparamscuda|internalgradientscuda"),
     ("copies", "^mem(cpy|set)|(direct|float\\d+)_?copy|catarray|transpose|nchw_?(to|2)nhwc|nhwc_?(to|2)nchw"),
-    ("copies", "copy_(async|kernel|tensor)|kv_?cache|reshape_and_cache|::copy_|::cat\\b|contiguous"),
+    ("copies", "copy_(async|kernel|tensor)|kv_?cache(?!datatype)|::copy_|::cat\\b|contiguous"),
     (
         "matrix products",
         "(?<!fb)gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|splitkreduce",
@@ -38,10 +42,15 @@ _WORDS = (
         "embedding and indexing",
         "sort|unique|histogram|scan|bitmatrix|mapping|expand_to|cub::device(?!reduce)",
     ),
-    ("softmax and reductions", "softmax|reduce|loss|lpnorm|normtwo|argm(ax|in)|finalize"),
+    (
+        "softmax and reductions",
+        "softmax|reduce|loss|lpnorm|vector_norm|foreach_norm|normtwo|argm(ax|in)|finalize",
+    ),
     ("elementwise", "elementwise|multi_tensor_apply|fill|dropout|distribution|activation|act_and_mul"),
     ("elementwise", "silu|gelu|relu|swiglu|cast_|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
 )
+# Annotations of a program, such as attn(B), say where a kernel was launched, but not what it does.
+_OPERATOR = re.compile("[\\w.:#]+")
 _RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
 # Those of torch_tb_profiler (kineto, tb_plugin/torch_tb_profiler/profiler/tensor_core.py), and of cuBLAS for
 # H100, CUTLASS and FlashAttention. The names of Triton's kernels do not show whether they use Tensor Cores.
@@ -67,11 +76,12 @@ KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 def kernel_category(name: str, operator: str = "") -> str:
     """Returns what a kernel or a copy does: one of KINDS, or a collective such as `all_reduce`.
 
-    `operator` is the operator that launched it, which decides if the name of the kernel says nothing.
+    `operator` is what launched it. Unless it is an annotation, it decides for kernels whose names say nothing.
     """
     if collective := kernel_kind(name):
         return (collective in SHARED_KINDS and annotated_kind(operator)) or collective
-    matches = (kind for text in (name, operator) for kind, words in _RULES if words.search(text))
+    texts = (name, operator) if _OPERATOR.fullmatch(operator) else (name,)
+    matches = (kind for text in texts for kind, words in _RULES if words.search(text))
     return next(matches, "other")
 
 

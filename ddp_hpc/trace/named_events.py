@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -11,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.trace.analysis_results import ANNOTATION, BLOCKING, CALL, OPERATOR, Kernel, Launch, NamedEvent
+from ddp_hpc.trace.analysis_results import (
+    ANNOTATION,
+    BLOCKING,
+    CALL,
+    OPERATOR,
+    Kernel,
+    Launch,
+    NamedEvent,
+    StreamTime,
+)
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
 from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
@@ -91,6 +101,7 @@ def kernels(
     configured = device.name[chosen] * np.int64(num_configs) + device.fields["config"][chosen]
     pairs, index = np.unique(configured * len(callers) + caller, return_inverse=True)
     durations = device.durations[chosen] * 1e-9
+    sizes = device.fields["bytes"][chosen]
     calls, totals = np.bincount(index), np.bincount(index, durations)
     hidden = spent(device.intervals(chosen), union(device.intervals(recording.is_collective))) * 1e-9
     is_beside, is_alone = hidden > _BESIDE * durations, hidden == 0
@@ -110,13 +121,34 @@ def kernels(
         is_known = is_amd or warps is not None  # NVIDIA's kernels have warps
         tensor_cores = float(uses_tensor_cores(name)) if is_known and not name.startswith("Mem") else None
         own = order[first[at] : first[at + 1]]
+        longest_s, num_bytes = float(durations[own].max()), int(sizes[own].sum())
         split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
         beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
         found.append(Kernel(
-            name, operator, kind, int(calls[at]), float(totals[at]), shapes,
+            name, operator, kind, int(calls[at]), float(totals[at]), longest_s, num_bytes, shapes,
             recording.configs[of_config], beside, alone, tensor_cores, blocks, warps, occupancy,
         ))  # fmt: skip
     return tuple(found)
+
+
+def streams(recording: Recording, tree: CallTree, chosen: npt.NDArray[np.bool_]) -> tuple[StreamTime, ...]:
+    """Returns the times of the chosen kernels and copies by stream and kind."""
+    host, device = recording.host, recording.device
+    operator = np.append(host.name, len(host.names))[tree.launcher[chosen]]
+    keys = np.stack([device.thread[chosen], device.name[chosen], operator])
+    pairs, index = np.unique(keys, axis=1, return_inverse=True)
+    calls, totals = np.bincount(index.ravel()), np.bincount(index.ravel(), device.durations[chosen] * 1e-9)
+    operators = [*(name for _, name in host.names), ""]
+    found: defaultdict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    has_devices = len({process for process, _ in device.threads}) > 1
+    for (thread, name, caller), num_calls, total_s in zip(pairs.T.tolist(), calls, totals, strict=True):
+        process, stream = device.threads[thread]
+        title = f"device {process} " * has_devices + (
+            f"stream {stream}" if isinstance(stream, int) else stream
+        )
+        kind = kernel_category(device.names[name][1], operators[caller])
+        found[str(title), kind].append((int(num_calls), float(total_s)))
+    return tuple(StreamTime(*key, *map(sum, zip(*own, strict=True))) for key, own in found.items())
 
 
 def _means(values: Any, weights: Any, index: Any) -> Any:

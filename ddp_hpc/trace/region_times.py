@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.analysis_results import Region
 from ddp_hpc.trace.device_activity import is_inside
-from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
 from ddp_hpc.trace.named_events import CallTree, call_tree
@@ -21,6 +22,7 @@ RECOMPUTED = "recomputation (activation checkpointing)"
 """The name of the forward operators that autograd runs again."""
 _CHECKPOINT = "CheckpointFunctionBackward"
 _MOST_REGIONS = 1000
+_INSTANCE = re.compile(r"(?<=^nn\.Module: )(\w+?)_\d+$")
 
 
 def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
@@ -34,15 +36,18 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
     own = threads[np.isin(threads, autograd, invert=True)]
     if len(own):
         tree = _with_callers(tree, regions, steps, autograd, int(np.bincount(own).argmax()))
-    is_counted = _is_outermost(regions.name, tree.above) & steps.contain_on_host(regions.starts)
+    classes: Numbers[str] = Numbers()
+    class_of = np.array([classes[_INSTANCE.sub(r"\1", name)] for _, name in regions.names], np.intc)
+    group = class_of[regions.name]
+    is_in_steps = steps.contain_on_host(regions.starts)
+    is_counted = _is_outermost(group, tree.above) & is_in_steps
 
     def summed(values: npt.NDArray[Any]) -> list[float]:
-        found: list[float] = np.bincount(
-            regions.name[is_counted], values[is_counted] * 1.0, len(regions.names)
-        ).tolist()
+        found: list[float] = np.bincount(group[is_counted], values[is_counted] * 1.0, len(classes)).tolist()
         return found
 
     columns = [summed(np.ones(len(regions))), summed(regions.durations * 1e-9)]
+    modules = _longest_modules(regions, class_of, _is_outermost(regions.name, tree.above) & is_in_steps)
     if activity := steps.device:
         durations = recording.device.durations * activity.is_counted
         idle, gaps = np.zeros(len(durations), np.int64), activity.gaps
@@ -52,11 +57,28 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
         times = (durations * ~recording.is_collective, durations * recording.is_collective, idle)
         columns += [summed(tree.device_ns(values) * 1e-9) for values in times]
     found = [
-        Region(name, int(num_calls), total_s, *(int(own[0]), *own[1:]) if own else ())
-        for (_, name), num_calls, total_s, *own in zip(regions.names, *columns, strict=True)
+        Region(name, int(num_calls), total_s, *module, *(int(own[0]), *own[1:]) if own else ())
+        for (name, *module), num_calls, total_s, *own in zip(modules, *columns, strict=True)
         if num_calls
     ]
     return tuple(sorted(found, key=lambda one: (-one.device_s, -one.total_s))[:_MOST_REGIONS])
+
+
+def _longest_modules(
+    regions: Events, class_of: Ints, is_counted: npt.NDArray[np.bool_]
+) -> list[tuple[str, str, float, int]]:
+    """Returns for each class its name, the module that takes longest on the host, its time, and the number of
+    modules. A class of a single module has the name of this module.
+    """
+    totals = np.bincount(regions.name[is_counted], regions.durations[is_counted] * 1e-9, len(regions.names))
+    found = []
+    for number in range(int(class_of.max(initial=-1)) + 1):
+        called = np.flatnonzero((class_of == number) & (totals > 0))
+        longest = int(called[totals[called].argmax()]) if len(called) else int(np.argmax(class_of == number))
+        name = regions.names[longest][1]
+        several = (name, float(totals[longest]), len(called)) if len(called) > 1 else ("", 0.0, len(called))
+        found.append((_INSTANCE.sub(r"\1", name) if len(called) > 1 else name, *several))
+    return found
 
 
 def _is_region(category: str, name: str) -> bool:

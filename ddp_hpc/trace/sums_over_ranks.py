@@ -16,7 +16,7 @@ ESTIMATES = (
 )
 """The columns of what kernels use of the device."""
 
-_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s")
+_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes")
 
 
 def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
@@ -39,6 +39,7 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
+        means |= {"longest_s": max(values.get("longest_s", 0.0) for _, values in own)}
         for name, (value, rank) in edges:
             means |= {f"{name}_s": value, f"{name}_rank": rank}
         rows.append(own[0][1] | means | {"num_all": sum(values["num_calls"] for _, values in own)})

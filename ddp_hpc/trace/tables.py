@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +30,8 @@ from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
 _MOST_SLOW = 20
+_MOST_KINDS = 3
+_MOST_STEPS = 50
 _name = partial(shortened, limit=_NAME_LENGTH)
 
 
@@ -289,6 +293,53 @@ def kinds(capture: Capture) -> Table:
     return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
 
 
+def streams(capture: Capture) -> Table:
+    """Returns the time of the kernels and copies in each stream, and the kinds that take most of it."""
+    columns = _columns(capture, Column("name", "streams of the device,"), "ms")
+    kinds = sums(capture, "streams", ("name", "kind"), "total_s")
+    rows = []
+    for row in sums(capture, "streams", ("name",), "total_s"):
+        own = [f"{kind['kind']} {_ms(kind['total_s'])}" for kind in kinds if kind["name"] == row["name"]]
+        share = row["total_s"] / (capture.mean.wall_s or 1.0)
+        rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
+    share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
+    return Table([*columns, share, Column("kinds", "most of it, ms")], rows)
+
+
+def copies(capture: Capture) -> Table:
+    """Returns the copies of each direction, with their sizes and bandwidths."""
+    columns = [
+        *_columns(capture, Column("name", "copies,"), "ms"),
+        Column("longest_s", "longest ms", _ms),
+        Column("bytes", "size", format_bytes),
+        Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+    ]
+    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"]]
+    return Table(columns, [row | {"bytes_per_s": row["bytes"] / row["total_s"]} for row in rows])
+
+
+def steps(capture: Capture) -> Table:
+    """Returns the parts of each step, the mean of the ranks, with the rank that takes longest."""
+    own: defaultdict[int, list[tuple[float, int, Times]]] = defaultdict(list)
+    for trace in capture.ranks:
+        for step in trace.steps:
+            own[step.number].append((step.times.wall_s, trace.rank, step.times))
+    rows: list[Row] = []
+    for number, found in sorted(own.items()):
+        times: Row = {name: statistics.fmean(getattr(each, name) for *_, each in found) for name in COLUMNS}
+        largest_s, rank, _ = max(found, key=lambda one: one[:2])
+        rows.append(
+            {"name": f"step {number}", "step": statistics.fmean(wall_s for wall_s, *_ in found)}
+            | {"largest_s": largest_s, "largest_rank": rank}
+            | times
+        )
+    if not 1 < len(rows) <= _MOST_STEPS or not capture.has_steps:
+        return Table([], [])
+    ranks = [Column("largest_s", "most ms on a rank", _ms), Column("largest_rank", "rank")]
+    columns = [Column("name", "steps, ms"), Column("step", "step", _ms), *_parts(rows)]
+    return Table([*columns, *(ranks if len(capture.ranks) > 1 else [])], rows)
+
+
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
@@ -298,6 +349,7 @@ def kernels(capture: Capture) -> Table:
         launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
         row |= {name: value or None for name, value in launch.items()}
     columns = [
+        Column("longest_s", "longest ms", _ms),
         *(column for column in ESTIMATES if "per_sm" not in column.field),
         Column("grid", "grid"),
         Column("block", "block"),
@@ -331,8 +383,22 @@ def regions(capture: Capture) -> Table:
         Column("idle_s", "idle before its kernels ms", _ms),
     ]
     rows = sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
-    columns = [first, calls, replace(host, title="host ms"), *(device if capture.on_device else []), *others]
-    return Table(columns, rows)
+    modules = [
+        Column("num_modules", "modules", _known(_count)),
+        Column("longest", "longest on the host", _known(_name)),
+        Column("longest_s", "its ms", _known(_ms)),
+    ]
+    return Table(
+        [
+            first,
+            calls,
+            replace(host, title="host ms"),
+            *(device if capture.on_device else []),
+            *others,
+            *(modules if any(row["longest"] for row in rows) else []),
+        ],
+        [row | {"longest_s": row["longest_s"] / capture.num_steps} for row in rows],
+    )
 
 
 def slow_steps(capture: Capture) -> Table:

@@ -49,6 +49,10 @@ from .made import annotation, event, launch, training, write
         ("dense_embedding_codegen_forward_unweighted_kernel<float, float>", "embedding and indexing"),
         ("void at::native::max_pool_backward_nchw<c10::BFloat16, float, int>", "pooling"),
         ("batched_transpose_32x32_half", "copies"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)1>", "copies"),
+        ("paged_attention_ll4mi_QKV_mfma16_kernel<0, (vllm::Fp8KVCacheDataType)0>", "attention"),
+        ("distribution_elementwise_grid_stride_kernel<float, 4, at::native::normal_and_transform>",
+         "elementwise"),
         ("my_kernel", "other"),
     ],
 )  # fmt: skip
@@ -61,6 +65,12 @@ def test_a_kernel_whose_name_says_nothing_has_the_kind_of_its_operator():
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)", "nccl:all_reduce") == "all_reduce"
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)") == "collective"
     assert kernel_category("ncclKernel_SendRecv_RING_SIMPLE", "nccl:all_to_all") == "all_to_all"
+    assert kernel_category("distribution_kernel", "aten::normal_") == "elementwise"
+    assert kernel_category("vector_norm_float", "aten::linalg_vector_norm") == "softmax and reductions"
+
+
+def test_an_annotation_says_where_a_kernel_was_launched_but_not_what_it_does():
+    assert kernel_category("get_layout(long const*)", "attn(F)") == "other"
 
 
 def test_kernels_are_those_of_the_innermost_operator_around_their_launch(tmp_path):
@@ -101,6 +111,40 @@ def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
         ("all", "6", "0.11", "0.12", "1", "100.0%"), ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
     ]  # fmt: skip
     assert [row[0] for row in rows] == ["all", "matrix products", "copies", "elementwise"]
+
+
+def test_a_stream_shows_the_time_and_the_kinds_of_what_runs_in_it(tmp_path):
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 100, 40, 22, correlation=3)
+    events = [
+        annotation("ProfilerStep#1", 0, 200),
+        *launch(1, 10, "sgemm", 20, 30),
+        *launch(2, 15, "relu", 60, 10),
+    ]
+    table = tables.streams(read_capture(write(tmp_path / "rank0.json", [*events, copy]).parent))
+    rows = [[table.write(column, row) for column in table.columns] for row in table.rows]
+    assert rows == [
+        ["stream 7", "2", "0.04", "20.0%", "matrix products 0.03, elementwise 0.01"],
+        ["stream 22", "1", "0.04", "20.0%", "copies 0.04"],
+    ]
+
+
+def test_copies_have_their_size_and_bandwidth(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100)]
+    for number, dur_us in enumerate((10, 30)):
+        name = "Memcpy DtoH (Device -> Pageable)"
+        events.append(event("gpu_memcpy", name, 40 * number, dur_us, 7, correlation=9, bytes=10**5))
+    (row,) = tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    assert (row["num_calls"], row["bytes"]) == (2, 2 * 10**5)
+    assert (row["longest_s"], row["bytes_per_s"]) == (pytest.approx(30e-6), pytest.approx(5e9))
+
+
+def test_each_step_has_a_row_with_the_rank_that_takes_longest(tmp_path):
+    for rank in range(2):
+        events = [annotation("ProfilerStep#1", 0, 100), annotation("ProfilerStep#2", 100, 200 + 100 * rank)]
+        write(tmp_path / f"rank{rank}.json", events, rank, 2)
+    rows = tables.steps(read_capture(tmp_path)).rows
+    assert [(row["name"], round(row["step"] * 1e6)) for row in rows] == [("step 1", 100), ("step 2", 250)]
+    assert (rows[1]["largest_rank"], round(rows[1]["largest_s"] * 1e6)) == (1, 300)
 
 
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):

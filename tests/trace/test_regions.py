@@ -88,6 +88,19 @@ def test_a_module_is_a_region_of_the_forward_pass(tmp_path):
     assert (times.forward_s, times.backward_s) == (pytest.approx(80 * US), pytest.approx(20 * US))
 
 
+def test_modules_of_a_class_are_one_row_with_the_longest_of_them(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 1000)]
+    events += [module("Sequential_0", 0, 300), module("Sequential_1", 10, 100), module("Linear_7", 20, 50)]
+    events += [module("Linear_8", 200, 90), *launch(1, 210, "gemm", 220, 40)]
+    regions = regions_of(write(tmp_path / "rank0.json", events))
+    assert set(regions) == {"nn.Module: Sequential", "nn.Module: Linear"}
+    linear, outer = regions["nn.Module: Linear"], regions["nn.Module: Sequential"]
+    assert (linear.num_calls, linear.num_modules, linear.longest) == (2, 2, "nn.Module: Linear_8")
+    assert (linear.total_s, linear.longest_s) == (pytest.approx(140 * US), pytest.approx(90 * US))
+    assert linear.device_s == pytest.approx(40 * US)
+    assert (outer.num_calls, outer.total_s) == (1, pytest.approx(300 * US)), "one is inside the other"
+
+
 def test_notifications_of_deepep_are_told_from_transfers_with_their_blocks(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 1000)]
     for number, name in enumerate(("notify_dispatch", "dispatch"), 1):
