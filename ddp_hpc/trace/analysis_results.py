@@ -330,8 +330,6 @@ class Gap:
     """As in HostTime."""
     operator: str
     """The one in which the call takes longest."""
-    share: float
-    """The fraction of the gap in the call in all operators, or in the operator and all that it called."""
     kernel: str
     """The kernel at the end of the gap; empty at the end of the recording."""
 

@@ -35,6 +35,8 @@ _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
 _MUCH_COMMUNICATION = 0.2
 """Fraction of a step that exposed communication must take for its cause to be reported."""
+_TRANSFER = 0.9
+"""Fraction of a collective that its transfer must take, so that waiting is not mentioned."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
 _STEPS = {
@@ -55,7 +57,7 @@ _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?
 def findings(capture: Capture) -> list[str]:
     """Returns the findings of a capture, the length of a step first."""
     wall_s = capture.mean.wall_s or 1.0
-    sentences = _step(capture, wall_s)
+    sentences = _step(capture)
     if straggler := capture.straggler:
         is_shared = 2 * straggler.share * wall_s < straggler.excess_s
         sentences.append(
@@ -73,7 +75,7 @@ def findings(capture: Capture) -> list[str]:
             f"(median {duration(load.median_s)})."
         )
     sentences += idle_device(capture, wall_s)
-    if capture.path:
+    if capture.path and len(capture.ranks) > 1:  # that of one rank consists of the parts of its step
         sentences.append(_critical_path(capture.path, capture))
     return [*sentences, *_communication(capture), *_conversions(capture.ranks)]
 
@@ -148,12 +150,9 @@ def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> 
     )
 
 
-def _step(capture: Capture, wall_s: float) -> list[str]:
+def _step(capture: Capture) -> list[str]:
     overall, ranks = capture.mean, capture.ranks
-    shares = sorted(((getattr(overall, part), PART_NAMES[part]) for part in PARTS), reverse=True)
-    parts = ", ".join(
-        f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
-    )
+    parts = _shares(overall, capture.on_device)
     takes = _STEPS.get(ranks[0].steps_from, "A step takes")
     lengths = _by_step(ranks, "wall_s")
     shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
@@ -176,6 +175,24 @@ def _step(capture: Capture, wall_s: float) -> list[str]:
     if slow := slow_among(lengths):
         sentences.append(_slow_steps(ranks, slow, lengths))
     return sentences
+
+
+def _shares(times: Times, on_device: bool) -> str:
+    """Returns the parts of a step, the longest first; the idle time of a device with its causes."""
+    wall_s, parts = times.wall_s or 1.0, {PART_NAMES[part]: getattr(times, part) for part in PARTS}
+    causes = ""
+    if on_device:
+        del parts["waiting for data"]
+        parts |= {"snapshots": times.snapshot_s - times.idle_snapshot_s, "idle": times.device_idle_s}
+        causes = _listed({PART_NAMES[cause]: getattr(times, cause) for cause in IDLE_CAUSES}, wall_s)
+    return _listed(parts, wall_s).replace("% idle", f"% idle ({causes})" if causes else "% idle")
+
+
+def _listed(times: Mapping[str, float], wall_s: float) -> str:
+    ordered = sorted(times.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{time_s / wall_s:.0%} {name}" for name, time_s in ordered if time_s >= _LITTLE * wall_s
+    )
 
 
 def _by_step(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
@@ -225,21 +242,12 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
     step = f"step {path.step}" if capture.has_steps else capture.a_step
     text = (
         f"The critical path of {step}, the chain of work and waits that determines its end, takes "
-        f"{duration(path.total_s)}: {shares}."
+        f"{duration(path.total_s)}: {shares}. It begins on rank {path.begin_rank}, ends on rank "
+        f"{path.end_rank}, and includes {counted(path.num_ranks, 'rank')}."
     )
-    if path.begin_rank != path.end_rank or path.num_ranks > 1:
-        text += (
-            f" It begins on rank {path.begin_rank}, ends on rank {path.end_rank}, and includes "
-            f"{counted(path.num_ranks, 'rank')}."
-        )
     mean_s = capture.mean.wall_s
-    if len(capture.ranks) > 1 and mean_s - path.total_s >= _MUCH * mean_s:
+    if mean_s - path.total_s >= _MUCH * mean_s:
         text += f" The mean step of {duration(mean_s)} is longer, since ranks that begin it earlier wait."
-    if times[_KINDS[COMMUNICATION]] > 2 * capture.mean.comm_exposed_s + _MUCH * total_s:
-        text += " Other computation runs during most of these collectives."
-    if capture.missing:
-        whole = "step" if capture.has_steps else "recording"
-        text += f" Ranks of which no trace was given may have delayed the {whole}, too."
     return text
 
 
@@ -252,49 +260,51 @@ def _way(row: PathPart) -> str:
 
 
 def _communication(capture: Capture) -> Iterator[str]:
-    overall, collectives, num_steps = capture.mean, capture.collectives, capture.num_steps
+    overall, collectives = capture.mean, capture.collectives
     if not sum(row.total_s for row in collectives):
         return
     row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
-    if longest is not row and row.transfer_s is not None and longest.transfer_s is not None:
-        yield (
-            f"{longest.kind}{_of_size(longest)} takes the most time of the collectives: "
-            f"{duration(longest.total_s / num_steps)}{capture.per_step}, of which "
-            f"{duration(longest.num_calls * longest.transfer_s / num_steps)} is the transfer, and the rest "
-            "waiting for other ranks."
-        )
-    num_calls = row.num_calls / num_steps
-    calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
+    yield _collective(longest, "takes the most time", capture)
     if row.transfer_s is not None:
-        # A rank without a trace can have started a collective after all of the others.
-        at_most, at_least = ("at most ", "at least ") if capture.missing else ("", "")
-        busbw = row.busbw_bytes_per_s
-        bandwidth = f" with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else ""
-        detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
-        yield f"The collective with the longest transfers is {row.kind}{_of_size(row)}: {calls}, {detail}."
+        if row is not longest:
+            yield _collective(row, "has the longest transfers", capture)
         exposed_s = overall.comm_exposed_s
         if (
             not (capture.straggler or capture.slow_connection)
             and row.num_ranks > 1
             and exposed_s >= _MUCH_COMMUNICATION * overall.wall_s
-            and num_calls * row.transfer_s >= exposed_s / 2
+            and row.num_calls / capture.num_steps * row.transfer_s >= exposed_s / 2
         ):
             yield (
                 "No rank delays the others: most of the exposed communication is the transfers themselves. "
                 "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
                 "send_recv with one rank per node does."
             )
-    else:
-        detail = "in which waiting for other ranks cannot be distinguished from the transfer"
-        if least := bus_bandwidth(row.kind, row.num_ranks, row.bytes, row.median_s):
-            detail += f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s"
-        yield f"The collective that takes the most time is {row.kind}{_of_size(row)}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s
     if total_s:
         yield (
             f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
             f"{_slowed_down(capture.ranks)}"
         )
+
+
+def _collective(row: CollectiveRow, what: str, capture: Capture) -> str:
+    num_calls, total_s = row.num_calls / capture.num_steps, row.total_s / capture.num_steps
+    size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
+    text = (
+        f"The collective that {what} is {row.kind}{size}: {duration(total_s)}{capture.per_step} in "
+        f"{num_calls:.3g} call{'s' * (num_calls != 1)} (median {duration(row.median_s)})"
+    )
+    if row.transfer_s is None:
+        least = bus_bandwidth(row.kind, row.num_ranks, row.bytes, row.median_s)
+        bandwidth = f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s" if least else ""
+        return f"{text}, in which waiting for other ranks cannot be separated from the transfer{bandwidth}."
+    # A rank without a trace can have started a collective after all of the others.
+    at_most, at_least = ("at most ", "at least ") if capture.missing else ("", "")
+    busbw, transfer_s = row.busbw_bytes_per_s, num_calls * row.transfer_s
+    bandwidth = f" with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else ""
+    waits = ", and the rest waiting for other ranks" * (transfer_s < _TRANSFER * total_s)
+    return f"{text}, of which {at_most}{duration(transfer_s)} is the transfer{bandwidth}{waits}."
 
 
 def _slowed_down(ranks: Sequence[RankTrace]) -> str:
@@ -313,7 +323,3 @@ def _slowed_down(ranks: Sequence[RankTrace]) -> str:
         f" Kernels take {ratio:.2f} times as long beside a collective as alone ({num_beside:,} and "
         f"{num_alone:,} calls of {counted(len(same), 'kernel')} with the same operator and grid; medians)."
     )
-
-
-def _of_size(row: CollectiveRow) -> str:
-    return f" of {format_bytes(row.bytes)}" if row.bytes else ""

@@ -11,11 +11,11 @@ from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, overlap, spent
+from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, spent
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
-_MOST_GAPS, _MOST_WAITS = 5, 100
+_MOST_GAPS, _MOST_WAITS = 10, 100
 
 
 def host_waits(
@@ -62,7 +62,6 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
         longest = max(times, key=lambda what: times[what])
         of_longest = (what for what in did if (what[0] or what[1]) == longest)
         call, operator = max(of_longest, key=lambda what: did[what][0])
-        time_ns = times[longest] if call or not operator else host.inside(operator, begin, end)
         kernel = events.names[events.name[event]][1] if event >= 0 else ""
         found.append(
             Gap(
@@ -71,7 +70,6 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
                 dur_s=(end - begin) * 1e-9,
                 call=call,
                 operator=operator,
-                share=time_ns / (end - begin),
                 kernel=kernel,
             )
         )
@@ -100,13 +98,6 @@ class _Host:
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
-
-    def inside(self, name: str, begin: int, end: int) -> int:
-        """Returns the time between two moments in operators and annotations of this name."""
-        begun, ended = self._begun[: self._num_host], self._ended[: self._num_host]
-        numbers = [number for number, caller in enumerate(self._callers) if caller == name]
-        chosen = (begun < end) & (ended > begin) & np.isin(self._caller[: self._num_host], numbers)
-        return overlap((begun[chosen], ended[chosen]), (np.array([begin]), np.array([end])))
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:
         """Returns the time and the number of calls by the name of the call and of the innermost operator.

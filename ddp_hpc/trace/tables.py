@@ -28,7 +28,9 @@ from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
 
 _NAME_LENGTH = 64
-_MOST_GAPS = 5
+_MOST_GAP_ROWS = 5
+_LEAST_S = 5e-6
+"""The least time that is not shown as 0.00 ms."""
 _MOST_SLOW = 20
 _MOST_KINDS = 3
 _MOST_STEPS = 50
@@ -186,7 +188,7 @@ def host_waits(capture: Capture) -> Table:
             | {"call": _host_name(row["name"], row["operator"])}
             | {"share": row["total_s"] / (capture.mean.wall_s or 1.0)}
             for row in rows
-            if row["total_s"]
+            if row["total_s"] >= _LEAST_S
         ],
     )
 
@@ -201,6 +203,7 @@ def blocking_calls(capture: Capture) -> Table:
     rows = [
         row | {"call": _host_name(row["name"], row["operator"])}
         for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s")
+        if max(row["total_s"], row["idle_s"]) >= _LEAST_S
     ]
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", _known(_name))] if any(row["reason"] for row in rows) else []
@@ -212,25 +215,28 @@ def blocking_calls(capture: Capture) -> Table:
 
 
 def gaps(capture: Capture) -> Table:
-    """Returns the longest times in which a device did nothing."""
+    """Returns where the host was in the longest times in which a device did nothing, the longest of each."""
     columns = [
-        Column("rank", "longest gaps of the device, rank"),
-        Column("step", "step"),
+        Column("call", "longest gaps of the device, the host is in", _name),
+        Column("num_gaps", "gaps"),
+        Column("total_s", "total", duration),
+        Column("dur_s", "longest", duration),
+        Column("rank", "on rank"),
+        Column("step", "in step"),
         Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), _ms),
-        Column("dur_s", "length", duration),
-        Column("call", "host is in", _name),
-        Column("share", "for", "{:.0%}".format),
         Column("kernel", "kernel after it", _kernel_name(capture)),
     ]
-    rows: list[Row] = [
-        vars(gap)
-        | {"rank": f"rank {trace.rank}", "kernel": gap.kernel or "-"}
-        | {"call": _host_name(gap.call, gap.operator)}
-        for trace in capture.ranks
-        for gap in trace.gaps
-    ]
-    rows = sorted(rows, key=lambda row: -row["dur_s"])[:_MOST_GAPS]
-    return Table(columns if capture.has_steps else [columns[0], *columns[2:]], rows)
+    rows: dict[str, Row] = {}
+    for gap, rank in sorted(
+        ((gap, trace.rank) for trace in capture.ranks for gap in trace.gaps), key=lambda one: -one[0].dur_s
+    ):
+        place = _host_name(gap.call, gap.operator)
+        known = {"rank": rank, "call": place, "kernel": gap.kernel or "-", "num_gaps": 0, "total_s": 0.0}
+        row = rows.setdefault(place, vars(gap) | known)
+        row |= {"num_gaps": row["num_gaps"] + 1, "total_s": row["total_s"] + gap.dur_s}
+    hidden = {"rank": len(capture.ranks) == 1, "step": not capture.has_steps}
+    shown = sorted(rows.values(), key=lambda row: -row["total_s"])[:_MOST_GAP_ROWS]
+    return Table([column for column in columns if not hidden.get(column.field)], shown)
 
 
 def critical_path(capture: Capture) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import AFTER, IDLE_CAUSES, NO_CALL, PART_NAMES, Capture, LaunchStats
+from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, Capture, LaunchStats
 from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05
@@ -123,15 +123,8 @@ def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
 
 
 def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
-    """Says why the device is idle, if it is for a large part of a step."""
+    """Describes the launches for which the device waits, if it does for a large part of a step."""
     overall = capture.mean
-    idle_s = overall.device_idle_s
-    if idle_s < _MUCH_IDLE * wall_s:
-        return
-    causes = sorted(((getattr(overall, cause), PART_NAMES[cause]) for cause in IDLE_CAUSES), reverse=True)
-    named = ", ".join(f"{duration(one_s)} {text}" for one_s, text in causes if one_s >= _LITTLE * wall_s)
-    share = f"{idle_s / wall_s:.0%}"
-    yield f"The device does nothing for {duration(idle_s)} of {capture.a_step} ({share}): {named}."
     launches = [trace.launches for trace in capture.ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
         yield _late_launches(capture, launches)

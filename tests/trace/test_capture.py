@@ -613,7 +613,7 @@ def test_a_few_long_waits_for_the_host_are_told_from_many_short_ones(tmp_path):
 
 def test_one_rank_of_many_does_not_tell_waiting_from_transfer(tmp_path):
     capture = read_capture(write(tmp_path / "t.json", device_step(), 3, 8))
-    assert "waiting for other ranks cannot be distinguished from the transfer" in " ".join(capture.findings)
+    assert "waiting for other ranks cannot be separated from the transfer" in " ".join(capture.findings)
     assert any(note.startswith("only one rank's trace was given") for note in capture.notes)
     assert capture.collectives[0].transfer_s is None
 

@@ -165,7 +165,6 @@ def test_the_critical_path_is_not_longer_than_the_step(tmp_path):
     assert capture.ranks[0].steps[0].times.wall_s == pytest.approx(400 * US)
     assert capture.path.total_s == pytest.approx(400 * US, abs=US)
     assert (capture.path.begin_rank, capture.path.end_rank) == (1, 0)
-    assert "Ranks of which no trace was given may have delayed the step, too." in " ".join(capture.findings)
 
 
 def test_the_queue_of_an_mtia_is_a_device(tmp_path):
@@ -208,9 +207,9 @@ def test_a_recording_without_steps_begins_with_its_first_launch(tmp_path):
     capture = read_capture(write(tmp_path / "t.json", events))
     assert capture.findings[0] == (
         "The recording, in which no steps are marked, takes 100 us: 70% "
-        "computation not assigned to forward, backward or optimizer, 30% idle."
+        "computation not assigned to forward, backward or optimizer, 30% idle (20% kernel queued, 10% launch "
+        "call)."
     )
-    assert capture.findings[2].startswith("The device does nothing for 30 us of the recording (30%): ")
 
 
 @pytest.fixture(scope="module")
