@@ -60,9 +60,10 @@ function drawTimeline(div, figure) {
   const edges = [...figure.steps.map(([, first]) => first), ...figure.steps.slice(-1).map(([, , last]) => last)];
   const shapes = edges.filter((_, i) => i % Math.ceil(edges.length / 200) === 0).map((x) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dot" } }));
   const draw = (plot, range, settings) => {
+    // A copy of the range, since plotly writes the zoomed range into the array that it was given.
     const { number, zero } = origin(range);
     const title = { ...figure.layout.xaxis.title, text: number ? `milliseconds since the start of step ${number}` : "milliseconds" };
-    const xaxis = { ...figure.layout.xaxis, range, title, ...ticks(range, zero) };
+    const xaxis = { ...figure.layout.xaxis, range: [...range], title, ...ticks(range, zero) };
     const data = [...pick(bars, figure.ranks, found, range, pixels(), steps.size, zero, number), ...lines];
     plot(div, data, { ...figure.layout, dragmode: div.layout?.dragmode ?? figure.layout.dragmode, xaxis, shapes, annotations: labels(range) }, settings);
   };
