@@ -42,6 +42,8 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.collectives(capture)),
         _show(tables.regions(capture)),
         _show(tables.kinds(capture)),
+        _show(tables.streams(capture)),
+        _show(tables.copies(capture)),
         _show(tables.kernels(capture)),
         _show(tables.operators(capture)),
         _show(tables.memory(capture), _MOST_RANKS),
