@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeAlias
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 ANNOTATION, OPERATOR, CALL, BLOCKING = "annotation", "operator", "runtime call", "blocking call"
 AFTER = "after the last step"
-"""The place of a call after the last step on the host, while the device is not finished."""
+"""The place of a call after the last step on the host (without steps, after the last operator), while the
+device is not finished."""
 NO_CALL = "no call was recorded"
 """The reason of a wait of the host in which it calls neither operators nor the device's runtime."""
 
@@ -315,7 +316,7 @@ class HostTime:
     reason: str = ""
     """For waits, the copy for which a call waits, or NO_CALL."""
     idle_s: float = 0.0
-    """For waits, the time in which the device does nothing during them or after it has finished in one."""
+    """For waits, the time in which the device does nothing during or right after them, at most `total_s`."""
 
 
 @dataclass(frozen=True)

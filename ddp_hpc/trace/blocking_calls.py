@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, HostTime
 from ddp_hpc.trace.device_activity import Gaps
@@ -33,10 +34,11 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
         is_copy = (call >= 0) & recording.device.where(lambda category, _: category == "gpu_memcpy")
         chosen[call[is_copy][calls.ends[call[is_copy]] >= recording.device.ends[is_copy]]] = True
         copies, still = _copies(recording, device, tree), _without_calls(recording, steps, device)
-    is_after = np.zeros(len(calls), bool)
-    if steps.separator:  # until the device has finished the last step
-        is_after = (calls.starts >= steps.on_host[1].max()) & (calls.starts < steps.ends.max())
-    at = np.flatnonzero(chosen & ~tree.is_nested & (is_after | steps.contain_on_host(calls.starts)))
+    # Until the device has finished the last step, or the last operator if no steps are marked.
+    last = steps.on_host[1] if steps.separator else recording.host.ends
+    is_after = (calls.starts >= last.max(initial=-(2**62))) & (calls.starts < steps.ends.max())
+    is_after &= len(last) > 0
+    at = np.flatnonzero(chosen & ~tree.is_nested & (is_after | _is_inside(steps, calls.starts)))
     waits = []
     for i in at.tolist():
         operator, place = _around(recording, tree, int(tree.caller[i]))
@@ -98,8 +100,7 @@ def _without_calls(recording: Recording, steps: Steps, device: DeviceActivity) -
     own, of_call = np.isin(host.thread, threads), calls.intervals(np.isin(calls.thread, threads))
     moments = np.unique(np.concatenate([*host.intervals(own), *of_call]))
     least_ns = max(_LEAST_NS, _LEAST * float(np.mean(steps.on_host[1] - steps.on_host[0])))
-    is_inside = steps.contain_on_host(moments) & ((moments >= steps.starts.min()) | bool(steps.separator))
-    long = np.flatnonzero((np.diff(moments) >= least_ns) & is_inside[:-1])
+    long = np.flatnonzero((np.diff(moments) >= least_ns) & _is_inside(steps, moments[:-1]))
     for known in (of_call, *device.waited_for.values()):
         long = long[spent((moments[long], moments[long + 1]), union(known)) == 0]
     is_operator = host.where(lambda category, _: category == "cpu_op")
@@ -113,9 +114,14 @@ def _without_calls(recording: Recording, steps: Steps, device: DeviceActivity) -
     return callers, (moments[chosen], moments[chosen + 1])
 
 
+def _is_inside(steps: Steps, moments: Longs) -> npt.NDArray[np.bool_]:
+    """Returns whether the host is in a step or, without marked steps, in the recording of the device."""
+    return index_at(steps.on_host if steps.separator else (steps.starts, steps.ends), moments) >= 0
+
+
 def _idle_ns(waits: Intervals, gaps: Gaps) -> Longs:
     """Returns how long the device does nothing during each wait of the host and, if it has finished
-    everything in one, until its next kernel or the next wait.
+    everything in one, until its next kernel or the next wait; but not more than the wait takes.
     """
     order = np.argsort(waits[0], kind="stable")
     starts, ends = waits[0][order], waits[1][order]
@@ -124,5 +130,5 @@ def _idle_ns(waits: Intervals, gaps: Gaps) -> Longs:
     until = np.minimum(np.append(gaps.ends, 0)[at], np.append(starts[1:], gaps.ends[-1]))
     after = np.where(np.append(is_dry, False)[at], np.maximum(until - ends, 0), 0)
     found = np.empty(len(starts), np.int64)
-    found[order] = spent((starts, ends), idle) + after
+    found[order] = np.minimum(spent((starts, ends), idle) + after, ends - starts)
     return found

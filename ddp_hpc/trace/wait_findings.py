@@ -66,7 +66,7 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
     blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
     if capture.on_device and blocked_s >= _MUCH * wall_s:
         first = rows[0]
-        num_calls = sum(row["num_calls"] for row in rows if row["name"] == first["name"])
+        num_calls = capture.has_steps * sum(row["num_calls"] for row in rows if row["name"] == first["name"])
         advice = (
             text
             for words, copy, least, text in _CALLS
@@ -76,14 +76,14 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
         yield (
             f"The host is in blocking calls for {_share(blocked_s, capture)}, of which "
             f"{duration(first['total_s'])} is {_place(first)}{copy}. {next(advice, '')}".rstrip()
-            + f" {_cost(rows, 'these calls', capture)}"
+            + f" {_cost(rows, capture)}"
         )
     still_s = sum(row["total_s"] for row in still)
     if still_s >= _MUCH * wall_s:
         yield (
             f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
-            f"call, most of it in {_place(still[0])}, for {duration(still[0]['total_s'])}. "
-            f"{_cost(still, 'these times', capture)}"
+            f"call, for {duration(still[0]['total_s'])} of it in {_place(still[0])}. "
+            f"{_cost(still, capture)}"
         )
 
 
@@ -96,13 +96,11 @@ def _place(row: Row) -> str:
     return f"{row['call']}{around}" + (f" ({row['num_calls']:,.3g} times)" if row["num_calls"] > 1 else "")
 
 
-def _cost(rows: Sequence[Row], what: str, capture: Capture) -> str:
+def _cost(rows: Sequence[Row], capture: Capture) -> str:
     idle_s = sum(row["idle_s"] for row in rows)
     if idle_s < _LITTLE * capture.mean.wall_s:
-        return f"The device has work during {what}, so they hardly make {capture.a_step} longer."
-    return (
-        f"The device does nothing for {duration(idle_s)} during and right after {what}: at most this is lost."
-    )
+        return f"The device has work meanwhile, so this hardly makes {capture.a_step} longer."
+    return f"About {duration(idle_s)} of this is lost, since the device does nothing meanwhile."
 
 
 def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
