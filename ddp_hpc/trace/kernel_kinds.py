@@ -76,7 +76,7 @@ KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 def kernel_category(name: str, operator: str = "") -> str:
     """Returns what a kernel or a copy does: one of KINDS, or a collective such as `all_reduce`.
 
-    `operator` is what launched it. Unless it is an annotation, it decides for kernels whose names say nothing.
+    `operator` is what launched it. Unless it is an annotation, it decides for kernels whose names do not.
     """
     if collective := kernel_kind(name):
         return (collective in SHARED_KINDS and annotated_kind(operator)) or collective
