@@ -188,9 +188,8 @@ def windows(trace: Trace) -> Spans:
     if not trace.work:
         times = [event[:2] for events in trace.host.values() for event in events]
         return trace.steps or [(min(start for start, _ in times), max(end for _, end in times))]
-    launched = sorted((work.call[0] if work.call else work.start, work.end) for work in trace.work)
     if not trace.steps:
-        return [(launched[0][0], max(end for _, end in launched))]
+        return [(min(work.start for work in trace.work), max(work.end for work in trace.work))]
     launched = [(-END, work.end) for work in trace.work if work.is_earlier] + [
         (work.call[0] if work.call else work.start, work.end) for work in trace.work if not work.is_earlier
     ]

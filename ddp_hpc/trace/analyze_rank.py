@@ -242,9 +242,9 @@ def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
             "next, and the time before the first one is not counted"
         )
     elif not steps.separator:
-        from_launch = ", from the first launch to the end of the last kernel," if steps.device else ""
+        from_kernel = ", from the start of the first kernel to the end of the last," if steps.device else ""
         notes.append(
-            f"profiler.step() was not called, so the whole recording{from_launch} is treated as one step"
+            f"profiler.step() was not called, so the whole recording{from_kernel} is treated as one step"
         )
     if any(of.other_s for of in steps.times) and steps.device and not len(steps.regions["forward"][0]):
         notes.append(

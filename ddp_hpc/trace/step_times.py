@@ -140,8 +140,8 @@ def _measure_device(
     device, is_collective = recording.device, recording.is_collective
     if separator:
         steps = step_windows(on_host_steps, launches, device)
-    else:  # without the start of the program
-        steps = launches.moment.min(keepdims=True), device.ends.max(keepdims=True)
+    else:  # Without the start of the program, and without what the device ran before the recording.
+        steps = device.starts.min(keepdims=True), device.ends.max(keepdims=True)
     busy, waited_for = union(device.intervals()), {region: on_host[region] for region in _WAITED_FOR}
     gaps = idle_gaps(busy, device, launches, steps)
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))

@@ -202,8 +202,10 @@ def test_without_marks_a_step_is_the_time_between_two_updates(tmp_path):
     assert any("the time before the first one is not counted" in note for note in capture.notes)
 
 
-def test_a_recording_without_steps_begins_with_its_first_launch(tmp_path):
-    events = [event("cpu_op", "aten::empty", 0, 9000), call(1, 9000, 10), kernel(1, 9030, 70)]
+def test_a_recording_without_steps_begins_with_its_first_kernel(tmp_path):
+    """What the device did before is unknown: it may have run work that was launched before the recording."""
+    events = [event("cpu_op", "aten::empty", 0, 9000), call(0, 100, 10), kernel(0, 8990, 10)]
+    events += [call(1, 9000, 10), kernel(1, 9030, 60)]
     capture = read_capture(write(tmp_path / "t.json", events))
     assert capture.findings[0] == (
         "The recording, in which no steps are marked, takes 100 us: 70% "
