@@ -14,13 +14,10 @@ from ddp_hpc.trace.analysis_results import (
     PARTS,
     Capture,
     CollectiveRow,
-    CriticalPath,
-    PathPart,
     RankTrace,
     SlowConnection,
     Times,
 )
-from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.slow_steps import differences, slow_among
@@ -43,7 +40,6 @@ _STEPS = {
     UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
     "": "The recording, in which no steps are marked, takes",
 }
-_KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
 _COMPARED_CALLS, _MANY_CALLS = 10, 30
 """The least numbers of calls of a kernel, and of all kernels, beside collectives and alone."""
@@ -75,8 +71,6 @@ def findings(capture: Capture) -> list[str]:
             f"(median {duration(load.median_s)})."
         )
     sentences += idle_device(capture, wall_s)
-    if capture.path and len(capture.ranks) > 1:  # that of one rank consists of the parts of its step
-        sentences.append(_critical_path(capture.path, capture))
     return [*sentences, *_communication(capture), *_conversions(capture.ranks)]
 
 
@@ -128,8 +122,9 @@ def _gains(capture: Capture, wall_s: float) -> str:
     total_s = sum(kinds.values())
     largest = sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_NAMED]
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in largest if total_s)
+    wait = "No wait of the device" if capture.on_device else "No wait"
     return (
-        f"No wait takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
+        f"{wait} takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
         "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
     )
 
@@ -227,36 +222,6 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
         f"With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
         f"{gain:.0%} shorter."
     )
-
-
-def _critical_path(path: CriticalPath, capture: Capture) -> str:
-    total_s = path.total_s or 1.0
-    times: defaultdict[str, float] = defaultdict(float)
-    for row in path.rows:
-        times[_way(row)] += row.dur_s
-    shares = ", ".join(
-        f"{time_s / total_s:.0%} {'of it ' * (not at)}{way}"
-        for at, (way, time_s) in enumerate(sorted(times.items(), key=lambda item: -item[1]))
-        if time_s >= _LITTLE * total_s
-    )
-    step = f"step {path.step}" if capture.has_steps else capture.a_step
-    text = (
-        f"The critical path of {step}, the chain of work and waits that determines its end, takes "
-        f"{duration(path.total_s)}: {shares}. It begins on rank {path.begin_rank}, ends on rank "
-        f"{path.end_rank}, and includes {counted(path.num_ranks, 'rank')}."
-    )
-    mean_s = capture.mean.wall_s
-    if mean_s - path.total_s >= _MUCH * mean_s:
-        text += f" The mean step of {duration(mean_s)} is longer, since ranks that begin it earlier wait."
-    return text
-
-
-def _way(row: PathPart) -> str:
-    if row.kind != WAIT:
-        return _KINDS[row.kind]
-    if row.name == QUEUED:
-        return "queued kernels waiting to start"
-    return "waiting for late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
 
 
 def _communication(capture: Capture) -> Iterator[str]:

@@ -208,7 +208,7 @@ def blocking_calls(capture: Capture) -> Table:
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", _known(_name))] if any(row["reason"] for row in rows) else []
     columns = [first, Column("annotation", "inside", _known(_name)), *reason, *others[:1]]
-    columns += [Column("num_all", "in all", "{:,}".format)] * (num > 1) + others[1:]
+    columns += [Column("num_all", "calls in all", "{:,}".format)] * (num > 1) + others[1:]
     if len(capture.ranks) > 1:
         columns += [Column("smallest_s", "least ms on a rank", _ms), Column("smallest_rank", "rank")]
     return Table([*columns, Column("idle_s", "device idle ms", _ms)] if capture.on_device else columns, rows)
@@ -245,6 +245,8 @@ def critical_path(capture: Capture) -> Table:
     if path is None:
         return Table([], [])
     of_step = f" of step {path.step}" if capture.has_steps else ""
+    if len(capture.ranks) > 1:
+        of_step += f": {duration(path.total_s)}, from rank {path.begin_rank} to rank {path.end_rank}"
     columns = [
         Column("name", f"critical path{of_step}", _kernel_name(capture)),
         Column("rank", "rank"),

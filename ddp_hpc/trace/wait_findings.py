@@ -80,10 +80,10 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
         )
     still_s = sum(row["total_s"] for row in still)
     if still_s >= _MUCH * wall_s:
+        part = f", for {duration(still[0]['total_s'])} of it," if len(still) > 1 else ""
         yield (
             f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
-            f"call, for {duration(still[0]['total_s'])} of it in {_place(still[0])}. "
-            f"{_cost(still, capture)}"
+            f"call{part} in {_place(still[0])}. {_cost(still, capture)}"
         )
 
 

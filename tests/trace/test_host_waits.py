@@ -106,8 +106,8 @@ def test_what_would_help_most_is_named_in_order(tmp_path):
     events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "sgemm", 2, 98)]
     busy = read_capture(write(tmp_path / "busy" / "rank0.json", events).parent)
     assert busy.findings[1] == (
-        "No wait takes more than 5% of a step, so only less or faster computation would make it much "
-        "shorter; the time of the kernels that compute is 100% matrix products."
+        "No wait of the device takes more than 5% of a step, so only less or faster computation would make "
+        "it much shorter; the time of the kernels that compute is 100% matrix products."
     )
     assert busy.findings[0].endswith("record several, for example with schedule(active=3).")
 
@@ -188,7 +188,8 @@ def test_a_host_that_stands_still_without_a_call_is_named_with_its_annotation(tm
     ]
     assert (
         "The host stands still for 3.24 ms (27%) of a step: it waits or computes without a recorded call, "
-        "for 2.74 ms of it in dispatch(F). The device has work meanwhile, so this hardly makes a step longer."
+        "for 2.74 ms of it, in dispatch(F). The device has work meanwhile, so this hardly makes a "
+        "step longer."
     ) in capture.findings
 
 
