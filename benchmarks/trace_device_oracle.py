@@ -102,7 +102,7 @@ def kernels(events: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(paths: list[str]) -> None:
-    from ddp_hpc.trace import tables
+    from ddp_hpc.trace import kernel_tables
     from ddp_hpc.trace.summarize_run import read_capture
 
     worst, num_peaks, num_wrong = 0.0, 0, 0
@@ -114,7 +114,8 @@ def main(paths: list[str]) -> None:
         if trace.launches:
             want |= queue(path)
             got |= vars(trace.launches)
-        (got_all,) = (row for row in tables.kinds(capture).rows if row["kind"] == "all") if want else ({},)
+        rows = kernel_tables.kinds(capture).rows if want else [{"kind": "all"}]
+        (got_all,) = (row for row in rows if row["kind"] == "all")
         got |= got_all
         for name in NUMBERS:
             if name in want and "warps_per_sm" in want:

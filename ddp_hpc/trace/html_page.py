@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_hpc.base.text_table import Table
-from ddp_hpc.trace import tables
+from ddp_hpc.trace import kernel_tables, tables
 from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
@@ -64,14 +64,14 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.launches(capture),
         ),
         "collectives": tables.collectives(capture),
-        "has_estimates": any(column.field == "tensor_cores" for column in tables.kinds(capture).columns),
+        "has_estimates": any(row["tensor_cores"] is not None for row in kernel_tables.kinds(capture).rows),
         "top": _without_empty(
             tables.regions(capture),
-            tables.kinds(capture),
-            tables.streams(capture),
-            tables.copies(capture),
-            tables.kernels(capture),
-            tables.kernels_by_operator(capture),
+            kernel_tables.kinds(capture),
+            kernel_tables.streams(capture),
+            kernel_tables.copies(capture),
+            kernel_tables.kernels(capture),
+            kernel_tables.kernels_by_operator(capture),
             tables.operators(capture),
         ),
     }

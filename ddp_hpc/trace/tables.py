@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
@@ -17,54 +15,35 @@ from ddp_hpc.trace.analysis_results import (
     PART_NAMES,
     REGIONS,
     Capture,
-    Launch,
     Memory,
     RankTrace,
     Times,
     present,
 )
 from ddp_hpc.trace.critical_path import WAIT
-from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
-from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
+from ddp_hpc.trace.event_names import ALL_STEPS
+from ddp_hpc.trace.sums_over_ranks import sums
+from ddp_hpc.trace.table_columns import (
+    count,
+    kernel_name,
+    known,
+    microseconds,
+    ms,
+    short,
+    sum_columns,
+)
 
-_NAME_LENGTH = 64
 _MOST_GAP_ROWS = 5
 _LEAST_S = 5e-6
 """The least time that is not shown as 0.00 ms."""
 _MOST_SLOW = 20
-_MOST_KINDS = 3
 _MOST_STEPS = 50
-_name = partial(shortened, limit=_NAME_LENGTH)
-
-
-def _kernel_name(capture: Capture) -> Callable[[str], str]:
-    """Returns a format that shows different kernels of the capture differently."""
-    names = {kernel.name for trace in capture.ranks for kernel in trace.kernels}
-    short = distinguished(sorted(names), _NAME_LENGTH)
-    return lambda name: short.get(name) or _name(name)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
-
-
-def _count(number: float) -> str:
-    return f"{number:,.1f}".removesuffix(".0")
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f}"
-
-
-def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Returns a format that shows zero, which means unknown, as a dash."""
-    return lambda value: write(value) if value else "-"
 
 
 def _parts(rows: Sequence[Row]) -> list[Column]:
     """Returns the columns of the parts of a step that are not zero in all rows."""
     return [
-        Column(part, part.removesuffix("_s").replace("comm_", "comm "), _ms)
+        Column(part, part.removesuffix("_s").replace("comm_", "comm "), ms)
         for part in COLUMNS
         if any(row[part] for row in rows)
     ]
@@ -76,7 +55,7 @@ def mean_steps(captures: Sequence[Capture]) -> Table:
         {"name": capture.name, "step": capture.mean.wall_s} | vars(capture.mean) for capture in captures
     ]
     title = ("mean step, ms", "step") if captures[0].has_steps else ("recording, ms", "total")
-    return Table([Column("name", title[0], _name), Column("step", title[1], _ms), *_parts(rows)], rows)
+    return Table([Column("name", title[0], short), Column("step", title[1], ms), *_parts(rows)], rows)
 
 
 def ranks(capture: Capture) -> Table:
@@ -89,8 +68,8 @@ def ranks(capture: Capture) -> Table:
     ]
     columns = [
         Column("name", "ranks by step without comm, ms"),
-        Column("own_s", "step without comm", _ms),
-        Column("step", "step", _ms),
+        Column("own_s", "step without comm", ms),
+        Column("step", "step", ms),
         *_parts(rows),
     ]
     return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
@@ -107,9 +86,9 @@ def host_regions(capture: Capture) -> Table:
             rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
     columns = [
         Column("name", "ranks by step on the host, ms"),
-        Column("own_s", "without blocking calls", _ms),
-        Column("blocked_s", "blocking calls", _ms),
-        *(Column(name, name, _ms) for name in REGIONS if any(row[name] for row in rows)),
+        Column("own_s", "without blocking calls", ms),
+        Column("blocked_s", "blocking calls", ms),
+        *(Column(name, name, ms) for name in REGIONS if any(row[name] for row in rows)),
     ]
     return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
 
@@ -118,12 +97,12 @@ def memory(capture: Capture) -> Table:
     """Returns the peak memory of each device of each rank, the largest first."""
     columns = [
         Column("name", "peak memory"),
-        Column("host", "host", _name),
-        Column("device", "device", _name),
+        Column("host", "host", short),
+        Column("device", "device", short),
         Column("allocated_bytes", "allocated", format_bytes),
-        Column("reserved_bytes", "reserved", _known(format_bytes)),
+        Column("reserved_bytes", "reserved", known(format_bytes)),
         Column("step", "in step"),
-        Column("callers", "in operator", _name),
+        Column("callers", "in operator", short),
     ]
     rows: list[Row] = [
         vars(memory) | {"name": f"rank {trace.rank}", "host": trace.host}
@@ -151,8 +130,8 @@ def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
         for name, mean in zip(names, means, strict=True)
         if mean.device_idle_s
     ]
-    columns = [Column("name", "idle device, ms"), Column("total", "total", _ms)]
-    columns += [Column(cause, PART_NAMES[cause], _ms) for cause in present(means, IDLE_CAUSES)]
+    columns = [Column("name", "idle device, ms"), Column("total", "total", ms)]
+    columns += [Column(cause, PART_NAMES[cause], ms) for cause in present(means, IDLE_CAUSES)]
     return Table(columns, rows)
 
 
@@ -165,8 +144,8 @@ def launches(capture: Capture) -> Table:
         Column("num_kernels", "kernels and copies", count),
         Column("num_late", "launched late", count),
         Column("num_short", "shorter than launch call", count),
-        Column("call_s", "median launch call, us", _us),
-        Column("delay_s", "median launch to start, us", _us),
+        Column("call_s", "median launch call, us", microseconds),
+        Column("delay_s", "median launch to start, us", microseconds),
         Column("queue_median", "median queue", count),
         Column("queue_empty", "queue empty", "{:.0%}".format),
     ]
@@ -176,8 +155,8 @@ def launches(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    first, *others = _columns(
-        capture, Column("call", "what the host does while the device waits,", _name), "ms"
+    first, *others = sum_columns(
+        capture, Column("call", "what the host does while the device waits,", short), "ms"
     )
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
     rows = sums(capture, "host_waits", ("name", "operator"), "total_s")
@@ -199,32 +178,32 @@ def _host_name(call: str, operator: str) -> str:
 
 def blocking_calls(capture: Capture) -> Table:
     """Returns the waits of the host in calls of the device's runtime and elsewhere, the longest first."""
-    first, *others = _columns(capture, Column("call", "waits of the host", _name), "ms")
+    first, *others = sum_columns(capture, Column("call", "waits of the host", short), "ms")
     rows = [
         row | {"call": _host_name(row["name"], row["operator"])}
         for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s")
         if max(row["total_s"], row["idle_s"]) >= _LEAST_S
     ]
     num = len(capture.ranks) * capture.num_steps
-    reason = [Column("reason", "waits for", _known(_name))] if any(row["reason"] for row in rows) else []
-    columns = [first, Column("annotation", "inside", _known(_name)), *reason, *others[:1]]
+    reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
+    columns = [first, Column("annotation", "inside", known(short)), *reason, *others[:1]]
     columns += [Column("num_all", "calls in all", "{:,}".format)] * (num > 1) + others[1:]
     if len(capture.ranks) > 1:
-        columns += [Column("smallest_s", "least ms on a rank", _ms), Column("smallest_rank", "rank")]
-    return Table([*columns, Column("idle_s", "device idle ms", _ms)] if capture.on_device else columns, rows)
+        columns += [Column("smallest_s", "least ms on a rank", ms), Column("smallest_rank", "rank")]
+    return Table([*columns, Column("idle_s", "device idle ms", ms)] if capture.on_device else columns, rows)
 
 
 def gaps(capture: Capture) -> Table:
     """Returns where the host was in the longest times in which a device did nothing, the longest of each."""
     columns = [
-        Column("call", "longest gaps of the device, the host is in", _name),
+        Column("call", "longest gaps of the device, the host is in", short),
         Column("num_gaps", "gaps"),
         Column("total_s", "total", duration),
         Column("dur_s", "longest", duration),
         Column("rank", "on rank"),
         Column("step", "in step"),
-        Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), _ms),
-        Column("kernel", "kernel after it", _kernel_name(capture)),
+        Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), ms),
+        Column("kernel", "kernel after it", kernel_name(capture)),
     ]
     rows: dict[str, Row] = {}
     for gap, rank in sorted(
@@ -248,9 +227,9 @@ def critical_path(capture: Capture) -> Table:
     if len(capture.ranks) > 1:
         of_step += f": {duration(path.total_s)}, from rank {path.begin_rank} to rank {path.end_rank}"
     columns = [
-        Column("name", f"critical path{of_step}", _kernel_name(capture)),
+        Column("name", f"critical path{of_step}", kernel_name(capture)),
         Column("rank", "rank"),
-        Column("dur_s", "ms", _ms),
+        Column("dur_s", "ms", ms),
         Column("share", "share", "{:.0%}".format),
         Column("count", "count"),
     ]
@@ -265,18 +244,18 @@ def critical_path(capture: Capture) -> Table:
 def collectives(capture: Capture) -> Table:
     """Returns a row per kind and size of collective."""
     columns = [
-        Column("kind", f"collectives{capture.per_step}", _name),
-        Column("bytes", "size", _known(format_bytes)),
-        Column("num_ranks", "ranks", _known(str)),
-        Column("num_calls", "calls", _count),
-        Column("total_s", "total ms", _ms),
-        Column("exposed_s", "exposed ms", _ms),
-        Column("median_s", "median ms", _ms),
-        Column("transfer_s", "median transfer ms", _ms),
+        Column("kind", f"collectives{capture.per_step}", short),
+        Column("bytes", "size", known(format_bytes)),
+        Column("num_ranks", "ranks", known(str)),
+        Column("num_calls", "calls", count),
+        Column("total_s", "total ms", ms),
+        Column("exposed_s", "exposed ms", ms),
+        Column("median_s", "median ms", ms),
+        Column("transfer_s", "median transfer ms", ms),
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
-        Column("slowest_s", "slowest ms", _ms),
+        Column("slowest_s", "slowest ms", ms),
         Column("slowest", "on rank, step" if capture.has_steps else "on rank"),
-        Column("blocks", "blocks (at most as many SMs)", _count),
+        Column("blocks", "blocks (at most as many SMs)", count),
     ]
     rows: list[Row] = []
     for row in capture.collectives:
@@ -290,40 +269,6 @@ def collectives(capture: Capture) -> Table:
         name for name in ("bytes", "busbw_bytes_per_s", "blocks") if not any(row[name] for row in rows)
     }
     return Table([column for column in columns if column.field not in unknown], rows)
-
-
-def kinds(capture: Capture) -> Table:
-    """Returns the time of the kernels and copies of each kind."""
-    rows = [row | {"kind": "all"} for row in sums(capture, "kernels", (), "total_s")]
-    rows += sums(capture, "kernels", ("kind",), "total_s")
-    rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
-    columns = _columns(capture, Column("kind", "kinds of kernels"), "ms")
-    return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
-
-
-def streams(capture: Capture) -> Table:
-    """Returns the time of the kernels and copies in each stream, and the kinds that take most of it."""
-    columns = _columns(capture, Column("name", "streams of the device,"), "ms")
-    kinds = sums(capture, "streams", ("name", "kind"), "total_s")
-    rows = []
-    for row in sums(capture, "streams", ("name",), "total_s"):
-        own = [f"{kind['kind']} {_ms(kind['total_s'])}" for kind in kinds if kind["name"] == row["name"]]
-        share = row["total_s"] / (capture.mean.wall_s or 1.0)
-        rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
-    share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
-    return Table([*columns, share, Column("kinds", "most of it, ms")], rows)
-
-
-def copies(capture: Capture) -> Table:
-    """Returns the copies of each direction, with their sizes and bandwidths."""
-    columns = [
-        *_columns(capture, Column("name", "copies,"), "ms"),
-        Column("longest_s", "longest ms", _ms),
-        Column("bytes", "size", format_bytes),
-        Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
-    ]
-    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"]]
-    return Table(columns, [row | {"bytes_per_s": row["bytes"] / row["total_s"]} for row in rows])
 
 
 def steps(capture: Capture) -> Table:
@@ -343,58 +288,25 @@ def steps(capture: Capture) -> Table:
         )
     if not 1 < len(rows) <= _MOST_STEPS or not capture.has_steps:
         return Table([], [])
-    ranks = [Column("largest_s", "most ms on a rank", _ms), Column("largest_rank", "rank")]
-    columns = [Column("name", "steps, ms"), Column("step", "step", _ms), *_parts(rows)]
+    ranks = [Column("largest_s", "most ms on a rank", ms), Column("largest_rank", "rank")]
+    columns = [Column("name", "steps, ms"), Column("step", "step", ms), *_parts(rows)]
     return Table([*columns, *(ranks if len(capture.ranks) > 1 else [])], rows)
-
-
-def kernels(capture: Capture) -> Table:
-    """Returns the kernels and copies with the longest time."""
-    first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
-    rows = sums(capture, "kernels", ("name", "kind"), "total_s")
-    for row in rows:
-        launch = (row["launch"] or Launch())._asdict()
-        launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
-        row |= {name: value or None for name, value in launch.items()}
-    columns = [
-        Column("longest_s", "longest ms", _ms),
-        *(column for column in ESTIMATES if "per_sm" not in column.field),
-        Column("grid", "grid"),
-        Column("block", "block"),
-        Column("registers", "registers"),
-        Column("shared_bytes", "shared memory", format_bytes),
-    ]
-    return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
-
-
-def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Returns the columns in which something is known."""
-    return [one for one in columns if any(row[one.field] is not None for row in rows)]
-
-
-def kernels_by_operator(capture: Capture) -> Table:
-    """Returns the kernels and copies of each operator, those with the longest time first."""
-    first, *others = _columns(capture, Column("operator", "operators and their kernels", _name), "ms")
-    rows = sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
-    shapes = [Column("shapes", "input shapes", _name)] if any(row["shapes"] for row in rows) else []
-    kernel = Column("name", "kernel", _kernel_name(capture))
-    return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
 
 
 def regions(capture: Capture) -> Table:
     """Returns the annotations and modules, those with the longest time of kernels or on the host first."""
-    first, calls, host, *others = _columns(capture, Column("name", "annotations and modules", _name), "ms")
+    first, calls, host, *others = sum_columns(capture, Column("name", "annotations and modules", short), "ms")
     device = [
-        Column("num_kernels", "kernels", _count),
-        Column("device_s", "kernels ms", _ms),
-        Column("comm_s", "collectives ms", _ms),
-        Column("idle_s", "idle before its kernels ms", _ms),
+        Column("num_kernels", "kernels", count),
+        Column("device_s", "kernels ms", ms),
+        Column("comm_s", "collectives ms", ms),
+        Column("idle_s", "idle before its kernels ms", ms),
     ]
     rows = sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
     modules = [
-        Column("num_modules", "modules", _known(_count)),
-        Column("longest", "longest on the host", _known(_name)),
-        Column("longest_s", "its ms", _known(_ms)),
+        Column("num_modules", "modules", known(count)),
+        Column("longest", "longest on the host", known(short)),
+        Column("longest_s", "its ms", known(ms)),
     ]
     return Table(
         [
@@ -413,17 +325,17 @@ def slow_steps(capture: Capture) -> Table:
     """Returns what the slow steps have more of than the others, the largest differences first."""
 
     def more(field: str) -> Column:
-        return Column(field, "more ms", _known(_ms))
+        return Column(field, "more ms", known(ms))
 
-    kernel = [Column("kernel", "in kernel", _known(_kernel_name(capture))), more("kernel_s")]
+    kernel = [Column("kernel", "in kernel", known(kernel_name(capture))), more("kernel_s")]
     columns = [
         Column("step", "slow step"),
         Column("rank", "rank"),
-        Column("dur_s", "ms", _ms),
-        Column("excess_s", "more than the others ms", _ms),
+        Column("dur_s", "ms", ms),
+        Column("excess_s", "more than the others ms", ms),
         Column("part", "most of it is", lambda part: "idle: " * (part in IDLE_CAUSES) + PART_NAMES[part]),
         more("part_s"),
-        Column("call", "on the host in", _known(_name)),
+        Column("call", "on the host in", known(short)),
         more("call_s"),
         *(kernel if capture.on_device else []),
     ]
@@ -439,17 +351,7 @@ def operators(capture: Capture) -> Table:
     Regions are omitted, because they have a table of their own and include the times of operators.
     """
     marked = {region.name for trace in capture.ranks for region in trace.regions} | {ALL_STEPS}
-    first, calls, *others = _columns(capture, Column("name", "operators (host)", _name), "self ms")
+    first, calls, *others = sum_columns(capture, Column("name", "operators (host)", short), "self ms")
     rows = [row for row in sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
-    device = [Column("device_s", "kernels ms", _ms)] if any(row["device_s"] for row in rows) else []
-    return Table([first, calls, Column("self_s", "self ms", _ms), *others, *device], rows)
-
-
-def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
-    """Returns the columns of `sums`."""
-    of = " and ".join(["rank"] * (len(capture.ranks) > 1) + ["step"] * capture.has_steps)
-    columns = [replace(first, title=f"{first.title} per {of}" if of else first.title.rstrip(","))]
-    columns += [Column("num_calls", "calls", _count), Column("total_s", "total ms", _ms)]
-    if len(capture.ranks) == 1:
-        return columns
-    return [*columns, Column("largest_s", f"most {unit} on a rank", _ms), Column("largest_rank", "rank")]
+    device = [Column("device_s", "kernels ms", ms)] if any(row["device_s"] for row in rows) else []
+    return Table([first, calls, Column("self_s", "self ms", ms), *others, *device], rows)

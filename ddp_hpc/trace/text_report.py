@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Table, printable, table
 from ddp_hpc.base.units import counted
-from ddp_hpc.trace import tables
+from ddp_hpc.trace import kernel_tables, tables
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.recorded import about
 
@@ -41,10 +41,10 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),
         _show(tables.regions(capture)),
-        _show(tables.kinds(capture)),
-        _show(tables.streams(capture)),
-        _show(tables.copies(capture)),
-        _show(tables.kernels(capture)),
+        _show(kernel_tables.kinds(capture)),
+        _show(kernel_tables.streams(capture)),
+        _show(kernel_tables.copies(capture)),
+        _show(kernel_tables.kernels(capture)),
         _show(tables.operators(capture)),
         _show(tables.memory(capture), _MOST_RANKS),
         *map(_notes, captures),

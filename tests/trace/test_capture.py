@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.trace import critical_path, tables
+from ddp_hpc.trace import critical_path, kernel_tables
 from ddp_hpc.trace import trace_files as files_module
 from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
@@ -103,7 +103,7 @@ def test_a_kernel_belongs_to_the_region_that_launched_it(tmp_path):
     row = capture.collectives[0]
     assert (row.kind, row.bytes, row.num_ranks, row.group) == ("all_reduce", 4 << 20, 8, "0")
     assert row.busbw_bytes_per_s is None, "the other ranks are not known"
-    assert (capture.ranks[0].device, tables.kernels(capture).rows[0]["num_calls"]) == ("cuda", 2)
+    assert (capture.ranks[0].device, kernel_tables.kernels(capture).rows[0]["num_calls"]) == ("cuda", 2)
     assert capture.missing == (0, 1, 2, 4, 5, 6, 7)
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ddp_hpc.trace import tables
+from ddp_hpc.trace import kernel_tables, tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
 from ddp_hpc.trace.html_page import page
@@ -75,7 +75,7 @@ def test_an_annotation_says_where_a_kernel_was_launched_but_not_what_it_does():
 
 def test_kernels_are_those_of_the_innermost_operator_around_their_launch(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", training()).parent)
-    rows = tables.kernels_by_operator(capture).rows
+    rows = kernel_tables.kernels_by_operator(capture).rows
     assert [
         (row["operator"], row["name"], row["num_calls"], round(row["total_s"] * 1e6)) for row in rows
     ] == [
@@ -97,15 +97,15 @@ def test_the_kernels_of_an_operator_are_told_apart_by_the_shapes_of_its_inputs(t
         events.append(event("cpu_op", "aten::mm", 20 * number, 9, **args))
         events += launch(number, 20 * number + 1, "gemm", 20 * number + 5, number + 1)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    rows = tables.kernels_by_operator(capture).rows
+    rows = kernel_tables.kernels_by_operator(capture).rows
     assert {row["shapes"]: row["num_calls"] for row in rows} == {"32x3x7, 64": 2, "8x2, 4": 1, "": 1}
-    assert [row["num_calls"] for row in tables.kernels(capture).rows] == [4]
+    assert [row["num_calls"] for row in kernel_tables.kernels(capture).rows] == [4]
 
 
 def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", training() + launch(5, 300, "sgemm", 700, 13 * rank), rank, 2)
-    table = tables.kinds(read_capture(tmp_path))
+    table = kernel_tables.kinds(read_capture(tmp_path))
     rows = [tuple(table.write(column, row) for column in table.columns) for row in table.rows]
     assert rows[:2] == [
         ("all", "6", "0.11", "0.12", "1", "100.0%"), ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
@@ -120,7 +120,7 @@ def test_a_stream_shows_the_time_and_the_kinds_of_what_runs_in_it(tmp_path):
         *launch(1, 10, "sgemm", 20, 30),
         *launch(2, 15, "relu", 60, 10),
     ]
-    table = tables.streams(read_capture(write(tmp_path / "rank0.json", [*events, copy]).parent))
+    table = kernel_tables.streams(read_capture(write(tmp_path / "rank0.json", [*events, copy]).parent))
     rows = [[table.write(column, row) for column in table.columns] for row in table.rows]
     assert rows == [
         ["stream 7", "2", "0.04", "20.0%", "matrix products 0.03, elementwise 0.01"],
@@ -133,7 +133,7 @@ def test_copies_have_their_size_and_bandwidth(tmp_path):
     for number, dur_us in enumerate((10, 30)):
         name = "Memcpy DtoH (Device -> Pageable)"
         events.append(event("gpu_memcpy", name, 40 * number, dur_us, 7, correlation=9, bytes=10**5))
-    (row,) = tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    (row,) = kernel_tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
     assert (row["num_calls"], row["bytes"]) == (2, 2 * 10**5)
     assert (row["longest_s"], row["bytes_per_s"]) == (pytest.approx(30e-6), pytest.approx(5e9))
 
@@ -150,7 +150,7 @@ def test_each_step_has_a_row_with_the_rank_that_takes_longest(tmp_path):
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
     events = [annotation("nccl:all_reduce", 0, 20), *launch(1, 5, "ncclDevKernel_Generic", 30, 40)]
     events += [annotation("nccl:broadcast", 50, 20), *launch(2, 55, "ncclDevKernel_Generic", 80, 10)]
-    rows = tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    rows = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
     assert [(row["kind"], row["num_calls"]) for row in rows] == [("all_reduce", 1), ("broadcast", 1)]
 
 
@@ -263,7 +263,7 @@ def test_estimates_of_kernels_are_weighted_by_their_time(tmp_path):
         events += [call, kernel]
     events += launch(5, 600, "Memcpy HtoD", 4000, 1000)
     events[-1]["cat"] = "gpu_memcpy"
-    table = tables.kinds(read_capture(write(tmp_path / "rank0.json", events).parent))
+    table = kernel_tables.kinds(read_capture(write(tmp_path / "rank0.json", events).parent))
     shown = {
         row["kind"]: tuple(table.write(column, row) for column in table.columns[-4:]) for row in table.rows
     }
@@ -290,8 +290,8 @@ def test_only_kernels_and_operators_that_begin_in_the_steps_are_counted(tmp_path
             *launch(2 * number + 1, at + 45, "gemm", at + 110, 9),
         ]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert [row["num_calls"] for row in tables.kernels(capture).rows] == [2], "per step"
-    assert [row["total_s"] for row in tables.kinds(capture).rows] == [pytest.approx(59e-6)] * 2
+    assert [row["num_calls"] for row in kernel_tables.kernels(capture).rows] == [2], "per step"
+    assert [row["total_s"] for row in kernel_tables.kinds(capture).rows] == [pytest.approx(59e-6)] * 2
     (operator,) = tables.operators(capture).rows
     assert (operator["num_calls"], operator["device_s"]) == (2, pytest.approx(59e-6))
 
@@ -301,7 +301,7 @@ def test_a_kernel_that_was_launched_before_the_recording_is_in_no_table(tmp_path
     events = [annotation("ProfilerStep#1", 0, 100), *launch(7, 10, "gemm", 30, 20)]
     events += [launch(6, 0, "before", 5, 10)[1], launch(8, 0, "lost", 60, 10)[1]]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert [row["name"] for row in tables.kernels(capture).rows] == ["gemm", "lost"]
+    assert [row["name"] for row in kernel_tables.kernels(capture).rows] == ["gemm", "lost"]
 
 
 def test_a_forward_pass_without_annotation_is_noted(tmp_path):
@@ -467,8 +467,8 @@ def test_kernels_beside_collectives_are_compared_with_the_same_ones_alone(tmp_pa
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     said = "Kernels take 1.50 times as long beside a collective as alone (30 and 30 calls of 1 kernel with"
     assert any(said in sentence for sentence in capture.findings)
-    rows = {row["name"]: row for row in tables.kernels(capture).rows}
-    table = tables.kernels(capture)
+    rows = {row["name"]: row for row in kernel_tables.kernels(capture).rows}
+    table = kernel_tables.kernels(capture)
     assert [table.write(column, rows["sgemm"]) for column in table.columns[-4:]] == [
         "8x2x1", "128x1x1", "40", "2.0 KiB",
     ]  # fmt: skip

@@ -1,0 +1,80 @@
+"""The tables of what the device runs: kinds of kernels, streams, copies, and kernels by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_hpc.base.text_table import Column, Row, Table
+from ddp_hpc.base.units import format_bytes
+from ddp_hpc.trace.analysis_results import Capture, Launch
+from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
+from ddp_hpc.trace.table_columns import kernel_name, ms, short, sum_columns
+
+_MOST_KINDS = 3
+
+
+def kinds(capture: Capture) -> Table:
+    """Returns the time of the kernels and copies of each kind."""
+    rows = [row | {"kind": "all"} for row in sums(capture, "kernels", (), "total_s")]
+    rows += sums(capture, "kernels", ("kind",), "total_s")
+    rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
+    columns = sum_columns(capture, Column("kind", "kinds of kernels"), "ms")
+    return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
+
+
+def streams(capture: Capture) -> Table:
+    """Returns the time of the kernels and copies in each stream, and the kinds that take most of it."""
+    columns = sum_columns(capture, Column("name", "streams of the device,"), "ms")
+    kinds = sums(capture, "streams", ("name", "kind"), "total_s")
+    rows = []
+    for row in sums(capture, "streams", ("name",), "total_s"):
+        own = [f"{kind['kind']} {ms(kind['total_s'])}" for kind in kinds if kind["name"] == row["name"]]
+        share = row["total_s"] / (capture.mean.wall_s or 1.0)
+        rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
+    share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
+    return Table([*columns, share, Column("kinds", "most of it, ms")], rows)
+
+
+def copies(capture: Capture) -> Table:
+    """Returns the copies of each direction, with their sizes and bandwidths."""
+    columns = [
+        *sum_columns(capture, Column("name", "copies,"), "ms"),
+        Column("longest_s", "longest ms", ms),
+        Column("bytes", "size", format_bytes),
+        Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+    ]
+    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"]]
+    return Table(columns, [row | {"bytes_per_s": row["bytes"] / row["total_s"]} for row in rows])
+
+
+def kernels(capture: Capture) -> Table:
+    """Returns the kernels and copies with the longest time."""
+    first, *others = sum_columns(capture, Column("name", "kernels", kernel_name(capture)), "ms")
+    rows = sums(capture, "kernels", ("name", "kind"), "total_s")
+    for row in rows:
+        launch = (row["launch"] or Launch())._asdict()
+        launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
+        row |= {name: value or None for name, value in launch.items()}
+    columns = [
+        Column("longest_s", "longest ms", ms),
+        *(column for column in ESTIMATES if "per_sm" not in column.field),
+        Column("grid", "grid"),
+        Column("block", "block"),
+        Column("registers", "registers"),
+        Column("shared_bytes", "shared memory", format_bytes),
+    ]
+    return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
+
+
+def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns in which something is known."""
+    return [one for one in columns if any(row[one.field] is not None for row in rows)]
+
+
+def kernels_by_operator(capture: Capture) -> Table:
+    """Returns the kernels and copies of each operator, those with the longest time first."""
+    first, *others = sum_columns(capture, Column("operator", "operators and their kernels", short), "ms")
+    rows = sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
+    shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
+    kernel = Column("name", "kernel", kernel_name(capture))
+    return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
