@@ -303,13 +303,11 @@ def _is_constraint_or_name(d: Directive) -> bool:
 
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
-    directive = subject.scheduler.reader.walltime_directive
-    if directive and subject.walltime is None and subject.script.value("--wrap") is None:
-        yield Problem(
-            1,
-            "no walltime is requested: the queue's default may be short, and some sites reject the job",
-            f"add {directive}, or pass it on the command line",
-        )
+    directive, site = subject.scheduler.reader.walltime_directive, subject.site
+    # Without a profile, nothing is known about the default.
+    if site and directive and subject.walltime is None and subject.script.value("--wrap") is None:
+        what = "no walltime is requested: the queue's default may be short, and some sites reject the job"
+        yield Problem(1, what, f"add {directive}, or pass it on the command line")
 
 
 @check("JOB011", "error", "an invalid walltime")

@@ -64,9 +64,9 @@ def _starts_ranks_of_node(start: Start) -> bool:
     if start.is_torchrun:
         # The tasks of srun may be independent trainings of one rank, each with its own port.
         return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
-    options = start.options_of("accelerate") or start.options_of("deepspeed")
-    machines = options.get("num-machines", "1")
-    processes = options.get("num-processes", options.get("num-gpus", "1"))
+    options = start.options_of("accelerate", "deepspeed")
+    machines = options.get("--num-machines", "1")
+    processes = options.get("--num-processes", options.get("--num-gpus", "1"))
     # Each task can be a machine with one process.
     return processes not in ("1", machines) and not re.search("NTASKS|NPROCS|WORLD", machines)
 
@@ -81,8 +81,8 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
         if nodes < 2 or start.hides_options or start.launcher_hides_options:
             continue
         given = start.given("--nnodes")
-        if start.is_launched and (start.has("--standalone") or given in (None, "1")):
-            if start.has("--standalone") or start.given("--rdzv-endpoint") is None:
+        if start.is_launched and ("--standalone" in start.options or given in (None, "1")):
+            if "--standalone" in start.options or start.given("--rdzv-endpoint") is None:
                 yield Problem(
                     start.command.line,
                     f"{start.command.name} starts torchrun on {nodes} nodes, but each node trains on its own",

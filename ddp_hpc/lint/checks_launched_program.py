@@ -141,7 +141,7 @@ def _has_several_ranks(start: Start) -> bool:
         return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
     if start.program in ("accelerate", "deepspeed"):
         options = start.options_of(start.program)
-        return "1" not in (options.get("num-processes"), options.get("num-gpus"))
+        return "1" not in (options.get("--num-processes"), options.get("--num-gpus"))
     return (
         start.is_launched
         and not start.launcher_hides_options

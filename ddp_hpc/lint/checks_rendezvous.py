@@ -39,7 +39,9 @@ _ENDPOINT = re.compile(
 @check("RANK008", "note", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
     script, started = subject.script, torchruns(subject)
-    runs = [start for start in started if not start.has("--standalone")]  # otherwise, it chooses a free port
+    runs = [
+        start for start in started if "--standalone" not in start.options
+    ]  # otherwise, it chooses a free port
     ports = [
         (line, value)
         for line, name, value in script.assignments
@@ -134,8 +136,8 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
             continue
         text = expanded_in_shell(command.text)
         options = start.options_of("accelerate")
-        backend = start.given("--rdzv-backend") if start.is_torchrun else options.get("rdzv-backend")
-        if backend not in (None, "static") or options.get("num-machines") == "1":
+        backend = start.given("--rdzv-backend") if start.is_torchrun else options.get("--rdzv-backend")
+        if backend not in (None, "static") or options.get("--num-machines") == "1":
             # Only the static rendezvous of several machines uses their ranks.
             text = re.sub(r"--(?:node|machine)[-_]rank[= ]\S+", "", text)
         for name, task in of_task.items():
@@ -174,12 +176,10 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
                 "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID",
             )
     for start in starts(subject):
-        options = start.options_of("torchrun") or start.options_of("accelerate")
-        if start.is_torchrun:
-            names = ("node-rank", "rdzv-backend", "nnodes")
-            options = {name: value for name in names if (value := start.given(f"--{name}")) is not None}
-        given = options.get("node-rank", options.get("machine-rank"))
-        is_static = options.get("rdzv-backend", "static") == "static" and options.get("nnodes") != "1"
+        inner = start.inner
+        options = inner.options if inner.is_torchrun or inner.program == "accelerate" else {}
+        given = options.get("--node-rank", options.get("--machine-rank"))
+        is_static = options.get("--rdzv-backend", "static") == "static" and options.get("--nnodes") != "1"
         if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
             yield Problem(
                 start.command.line,
@@ -243,21 +243,23 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
 def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         options = start.options_of("accelerate")
-        machines, processes = options.get("num-machines"), options.get("num-processes")
+        machines, processes = options.get("--num-machines"), options.get("--num-processes")
         num_machines = whole_number(subject.value_of(machines or ""))
         if not options or not num_machines or num_machines < 2 or start.hides_options:
             continue
         if (
             start.is_launched
-            and "machine-rank" not in options
-            and options.get("rdzv-backend", "static") == "static"
+            and "--machine-rank" not in options
+            and options.get("--rdzv-backend", "static") == "static"
         ):
             yield Problem(
                 start.command.line,
                 f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",
                 "use srun bash -c '... --machine_rank $SLURM_NODEID ...', or --rdzv_backend c10d",
             )
-        if start.is_launched and options.keys().isdisjoint(("main-process-ip", "config-file", "rdzv-conf")):
+        if start.is_launched and options.keys().isdisjoint(
+            ("--main-process-ip", "--config-file", "--rdzv-conf")
+        ):
             what = f"accelerate launch --num_machines {num_machines} has no --main_process_ip"
             yield Problem(start.command.line, what, "add --main_process_ip FIRST_NODE", "warning")
         total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node

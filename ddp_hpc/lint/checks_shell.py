@@ -12,9 +12,17 @@ from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import is_template
 
 _NAME = r"[A-Za-z_]\w*"
+# A launcher with options whose values are known to end, and a container up to its image.
+_LAUNCH = (
+    r"(?:srun|mpirun|mpiexec)\s+(?:(?:-[A-Za-z]+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
+)
+_EXEC = (
+    r"(?:singularity|apptainer)\s+exec\s+(?:[^#|<]*\s)?(?<!-B )(?<!-o )(?<!bind )(?<!overlay )"
+    r"[^-\s=:,]\S*\.(?:sif|simg|sqsh|img)\s*"
+)
 # The beginning of a command, what is wrong with it, and what to write instead.
 _BEGINNINGS = (
-    (r"(?:SBATCH|PBS)\s+-", "the # of this directive is missing", "write # before it"),
+    (r"\$?(?:SBATCH|PBS)\s+-", "the # of this directive is missing", "write # at its beginning"),
     (r"setenv\s+\w+\s", "setenv is a command of csh, and bash has none", "write export NAME=VALUE"),
     (rf"set\s+{_NAME}\s*=", "in bash, set does not assign a value to a variable", "write NAME=VALUE"),
     (r"(?:source|\.)\s+\S+[./]t?csh(?:\s|$)", "bash cannot read a file of csh", "use the file for bash"),
@@ -32,7 +40,11 @@ _BEGINNINGS = (
     ),
     (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
     (r"(source|python3?|module|conda|export|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
-    (r"source\s+(?:conda|mamba)\s+activate\b", "source opens a file of this name", "omit source"),
+    (
+        r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+(?:activate|create|install|load)\b",
+        "source opens a file of this name",
+        "omit source",
+    ),
     (
         r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?\w,(?:\s|$)",
         "module takes the comma for a part of the name",
@@ -43,13 +55,89 @@ _BEGINNINGS = (
         "the quotes make the option and its value one word",
         "omit them",
     ),
+    # What a launcher or a container takes for the name of a program.
+    (
+        rf"{_LAUNCH}(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s",
+        "a launcher starts programs, and this is a command of the shell",
+        "write it before the launcher, or use bash -c '...'",
+    ),
+    (
+        rf"{_LAUNCH}{_NAME}=\S",
+        "the launcher takes the assignment for a program",
+        "write it before the launcher",
+    ),
+    (
+        rf"{_LAUNCH}[^#'\"]*\b(?:ba)?sh\s+-\w*c\s+([\"'])\s*"
+        r"(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$",
+        "this changes only a shell that ends with it",
+        "write it in the script, or before the program in the same bash -c",
+    ),
+    (
+        rf"{_EXEC}$",
+        "no command follows the image, so the container starts nothing",
+        "write it on the same line",
+    ),
+    (
+        rf"{_EXEC}{_NAME}=",
+        "the container takes the assignment for a program",
+        "write --env NAME=VALUE before the image",
+    ),
+    (
+        r"horovodrun\s[^#]*(?:-H|--hosts)\s+\S+:\d+\s+[\w.-]+:\d+\s",
+        "horovodrun takes the second host for the program",
+        "separate the hosts by commas",
+    ),
+    (
+        r"srun\s(?:[^#'\"]*\s)?--mpi[= ](?!none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$)",
+        "Slurm has no such type of MPI",
+        "use --mpi=pmix, or a type that srun --mpi=list prints",
+    ),
+    (
+        r"srun\s[^#]*\bray\s+start\s(?![^#]*--block)",
+        "ray start returns at once, and Slurm then ends what it has started",
+        "add --block",
+    ),
+    (
+        r"srun\s+(?:\S+\s+)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b",
+        "a long option has one dash",
+        "write two dashes",
+    ),
+    (
+        r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-",
+        "sbatch takes this word for the name of the script",
+        "write - before it",
+    ),
+    (
+        r"sbatch\s(?:[^#]*\s)?--(dependency|export|array)[= ][^#]*\s--\1[= ]",
+        "only the last of two equal options counts",
+        "write one option with a list",
+    ),
+    (
+        r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\"']?[\w.@]*\$?[\w.{}\[\]-]+[\"']?$",
+        "without a command, ssh starts a shell, which ends at once in a job",
+        "write the command on the same line",
+    ),
+    (
+        r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s",
+        "-nt and -ntmpi are for the thread-MPI of gmx, and gmx_mpi refuses them",
+        "use srun --ntasks and -ntomp",
+    ),
+    (
+        r"rm\s+(?:-\w+\s+)+([\"'])[^\"'\n]*\*[^\"'\n]*\1",
+        "bash does not expand * in quotes",
+        "write * outside of the quotes",
+    ),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
     (
         r"for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$",
         "this is one word, not a list of numbers",
         "use {1..9}",
     ),
-    (r"(?:(?:ba)?sh )?[^\s=\"]*bin/activate$", "this does not change the script's own shell", "use source"),
+    (
+        r"(?:(?:ba)?sh )?[^\s=\"]*(?:bin/activate|profile\.d/\w+\.sh)/?$",
+        "this does not change the script's own shell",
+        "write source and a blank before the file",
+    ),
     (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
     (r"(?!echo|printf)[^'\"#]*[\s=][\u201c\u201d]", "bash does not treat these quotes as quotes", 'write "'),
     (r"[^'\"#]*\s\\&\\&\s", "the escaped ampersands are arguments of this command", "write &&"),
@@ -67,7 +155,7 @@ _BEGINNINGS = (
         "omit -m, or .py",
     ),
     (
-        r"cd\s+[\"']?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'\"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]|"
+        r"cd\s+(?:\S*[\"'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'\"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]|"
         rf"(?:export\s+)?{_NAME}=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$",
         "the $ of the variable is missing",
         "write $ before its name",
@@ -75,6 +163,7 @@ _BEGINNINGS = (
 )
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
+_SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?!.*(?:--parsable|\|))")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -107,6 +196,14 @@ def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
 
 def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]:
     outside = re.sub(r"'[^']*'", "", command.text)
+    quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
+    if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
+        yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
+    submits = _SUBMITTED.match(outside)
+    if submits and submits[1] in script.set_once:
+        waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"
+        if re.search(waits, script.text):
+            yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
     if is_quoted and command.name in ("sed", "awk", "gawk"):
         yield f"bash expands no variable in the single quotes of {command.name}", "use double quotes"

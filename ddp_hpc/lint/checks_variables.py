@@ -187,7 +187,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node
     of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
     for line, options in of_deepspeed:
-        given = options.get("include", "").removeprefix("localhost:")
+        given = options.get("--include", "").removeprefix("localhost:")
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
@@ -200,7 +200,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default or is_replaced:
             continue
         devices = {int(number) for number in value.split(",")}
-        if max(devices) >= len(devices) and any("num-gpus" in options for _, options in of_deepspeed):
+        if max(devices) >= len(devices) and any("--num-gpus" in options for _, options in of_deepspeed):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         ranks, first = max(
@@ -233,9 +233,9 @@ def _ranks_of(start: Start) -> int:
     """Returns the ranks that a command starts on a node, as far as the command says it."""
     if start.is_torchrun:
         return whole_number(start.given("--nproc-per-node")) or 0
-    options = start.options_of("accelerate") or start.options_of("deepspeed")
+    options = start.options_of("accelerate", "deepspeed")
     if options:
-        return whole_number(options.get("num-processes", options.get("num-gpus"))) or 0
+        return whole_number(options.get("--num-processes", options.get("--num-gpus"))) or 0
     is_rank = start.is_launched and start.program == "python" and not start.launcher_hides_options
     return (start.ranks_per_node or 0) if is_rank else 0
 

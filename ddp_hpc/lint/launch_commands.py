@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Subject, plain
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command, Script
@@ -100,17 +101,22 @@ class Start:
             takes_value = word.startswith("-") and "=" not in word and word not in _BARE and not takes_value
         return False
 
+    @cached_property
+    def options(self) -> dict[str, str]:
+        """The options with their values, spelled with -; those of a launcher end at its script."""
+        is_launcher = self.is_torchrun or self.program in ("accelerate", *STARTS_ALL_RANKS)
+        words = self._options if is_launcher else self.words[1:]
+        options: dict[str, str] = {}
+        for word, following in pairwise((*words, "")):
+            flag, equals, value = word.partition("=")
+            if word.startswith("-"):
+                options.setdefault(flag.replace("_", "-"), value if equals else following)
+        return options
+
     def given(self, name: str) -> str | None:
-        """Returns the value of an option of torchrun, spelled with - or _; None if it is not given."""
-        words = self._options
-        for index, word in enumerate(words):
-            flag, equals, value = word.replace("_", "-").partition("=")
-            if flag == name:
-                value = (
-                    word.partition("=")[2] if equals else (words[index + 1] if index + 1 < len(words) else "")
-                )
-                return self.subject.value_of(value)
-        return None
+        """Returns the value of an option, also if it is in a variable; None if it is not given."""
+        value = self.options.get(name)
+        return None if value is None else self.subject.value_of(value)
 
     def unknown_options(self) -> list[str]:
         """Returns the options that torchrun does not have; it also accepts beginnings of options."""
@@ -135,21 +141,9 @@ class Start:
                 return inner
         return self
 
-    def options_of(self, program: str) -> dict[str, str]:
-        """Returns the long options of this program, spelled with -; empty if another one is started."""
-        words = self.inner.words if self.inner.program == program else ()
-        options: dict[str, str] = {}
-        for word, following in zip(words, (*words[1:], ""), strict=False):
-            if word.endswith(".py"):
-                break
-            if word.startswith("--"):
-                name, equals, value = word[2:].partition("=")
-                options[name.replace("_", "-")] = value if equals else following
-        return options
-
-    def has(self, flag: str) -> bool:
-        """Returns whether torchrun is given this flag, which has no value."""
-        return flag in self._options
+    def options_of(self, *programs: str) -> dict[str, str]:
+        """Returns the options of one of these launchers; empty if another program is started."""
+        return self.inner.options if self.inner.program in programs else {}
 
     @cached_property
     def launcher_hides_options(self) -> bool:

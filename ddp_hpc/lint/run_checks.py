@@ -24,7 +24,6 @@ from ddp_hpc.lint import (
     checks_shell,
     checks_site,
     checks_slurm,
-    checks_started_word,
     checks_syntax,
     checks_variables,
 )
@@ -59,7 +58,6 @@ _MODULES = (
     checks_commands,
     checks_shell,
     checks_environment,
-    checks_started_word,
     checks_program_limits,
     checks_containers,
     checks_mpi,

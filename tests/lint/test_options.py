@@ -16,7 +16,7 @@ from tests.batch.conftest import ROOT, run_cli
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 # An error in line 3, a warning in line 4.
 BAD = SLURM + "#SBATCH --mem=16 GB\nexport MASTER_PORT=29500\n"
-NOTE = "#!/bin/bash\n#SBATCH --nodes=1\nsrun ./a.out\n"
+NOTE = "#!/bin/bash\n#SBATCH --time=10:30\nsrun ./a.out\n"
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_an_unknown_check_is_refused_with_a_suggestion(option: str, tmp_path: Pa
 
 def test_several_scripts_are_checked(tmp_path: Path) -> None:
     done = run_cli("lint", "note.sh", "bad.sh", cwd=tmp_path)
-    assert checks_of(done.stdout) == ["JOB010", "SLURM017", "RANK008"]
+    assert checks_of(done.stdout) == ["JOB012", "SLURM017", "RANK008"]
     assert done.returncode == 1
 
 
@@ -65,7 +65,7 @@ def test_a_profile_is_looked_up_and_named_once_for_several_scripts(tmp_path: Pat
 def test_json_contains_the_path_of_each_finding(tmp_path: Path) -> None:
     found = json.loads(run_cli("lint", "--json", "note.sh", "bad.sh", cwd=tmp_path).stdout)
     assert [(one["path"], one["line"], one["check"]) for one in found] == [
-        ("note.sh", 1, "JOB010"),
+        ("note.sh", 2, "JOB012"),
         ("bad.sh", 3, "SLURM017"),
         ("bad.sh", 4, "RANK008"),
     ]

@@ -1,4 +1,4 @@
-"""JOB036 and JOB037 report the program that a command starts, and what it would use."""
+"""JOB034 and JOB037 report the program that a command starts, and what it would use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _found(check: str, body: str, *directives: str) -> list[str]:
         "mpirun -np 4 STEPS=10 ./simulate",
         "srun --ntasks=4 --label cd /scratch",
         "srun conda activate myenv",
-        'srun -n 4 "python train.py --resume"',
-        "srun bash -c python train.py",
+        "srun bash -c 'source activate myenv'",
         "singularity exec --nv image.sif",
-        "srun apptainer exec -B /scratch image.sif STEPS=10 ./simulate",
+        "apptainer exec -B /scratch image.sif STEPS=10 ./simulate",
+        "horovodrun -np 4 -H a:2 b:2 python train.py",
     ],
 )
 def test_a_word_that_is_no_program_is_reported(command: str) -> None:
-    assert _found("JOB036", command) == ["error"]
+    assert _found("JOB034", command) == ["warning"]
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,17 @@ def test_a_word_that_is_no_program_is_reported(command: str) -> None:
         "srun env STEPS=10 ./simulate",
         "STEPS=10 srun ./simulate",
         "mpirun -x STEPS=10 ./simulate",
-        "mpirun --new-option STEPS=10 ./simulate",
+        "srun --export ALL=1 ./simulate",
         "srun conda run -n myenv python train.py",
-        "srun bash -c 'python train.py' _ 1",
-        "bash -c main _ 1",
+        "srun bash -c 'source activate myenv && python train.py'",
         "singularity exec --overlay data.img:ro image.sif ./simulate",
         "singularity exec image.sif $COMMAND",
         "singularity run image.sif",
-        "singularity exec image.sif <command>",
         "srun $OPTIONS STEPS=10 ./simulate",
     ],
 )
 def test_a_program_is_not_reported(command: str) -> None:
-    assert _found("JOB036", command) == []
+    assert _found("JOB034", command) == []
 
 
 @pytest.mark.parametrize(
@@ -58,12 +56,9 @@ def test_a_program_is_not_reported(command: str) -> None:
         ("samtools sort -@ 16 reads.bam", ("--cpus-per-task=4",), "warning"),
         ("samtools sort -@8 reads.bam", ("--cpus-per-task=4",), "note"),
         ("THREADS=9\n./align --threads $THREADS", ("--ntasks=4", "--cpus-per-task=2"), "warning"),
-        ("java -Xmx20g -jar tool.jar", ("--mem=16G",), "warning"),
         ("vllm serve MODEL --tensor-parallel-size=8", ("--gres=gpu:4",), "error"),
         ("vllm serve M --tensor-parallel-size 4 --pipeline-parallel-size 2", ("--gpus=4",), "error"),
         ("deepspeed --num_gpus 8 train.py", ("--gpus-per-node=4",), "error"),
-        ("horovodrun -np 8 -H a:2,b python train.py", ("--ntasks=4",), "error"),
-        ("horovodrun -np 4 -H a:2 b:2 python train.py", ("--ntasks=4",), "error"),
     ],
 )
 def test_more_than_the_job_has_is_reported(command: str, directives: tuple[str, ...], severity: str) -> None:
@@ -78,10 +73,8 @@ def test_more_than_the_job_has_is_reported(command: str, directives: tuple[str, 
         ("./align --threads 8", ("--ntasks=2", "--cpus-per-task=4")),
         ("snakemake --cores 100", ("--cpus-per-task=4",)),
         ("./align --threads $SLURM_CPUS_PER_TASK", ("--cpus-per-task=4",)),
-        ("java -Xmx16g -jar tool.jar", ("--mem=0",)),
         ("vllm serve M --tensor-parallel-size 8", ("--nodes=2", "--gpus-per-node=4")),
         ("deepspeed --num_gpus 4 train.py", ("--gpus-per-node=4",)),
-        ("horovodrun -np 4 -H a:2,b:2 python train.py", ("--ntasks=4",)),
     ],
 )
 def test_what_the_job_has_is_not_reported(command: str, directives: tuple[str, ...]) -> None:
