@@ -160,7 +160,7 @@ class Subject:
             if ends[index] == "|":
                 ends[index] = ends[index + 1]
         for command, end in zip(commands, ends, strict=True):
-            if end != "&" and command.name in ("srun", "mpiexec", "mpirun", "torchrun"):
+            if end != "&" and re.fullmatch(r"srun|mpiexec|mpirun|torchrun|python3?", command.name):
                 yield command
 
 

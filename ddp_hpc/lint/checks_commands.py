@@ -68,6 +68,7 @@ _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
+_OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
 _OF_SCRIPT = re.compile(r"\$0\b|\$\{0\}|BASH_SOURCE")
@@ -93,8 +94,8 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         text = in_task if _ACTIVATE.search(in_task) else command.text
         match = _ACTIVATE.search(text)
         is_activation = match and (in_task or command.argv[1:2] == ("activate",))
+        name = match[1] if match else ""
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
-            name = match[1]
             yield Problem(
                 command.line,
                 f"a batch script does not read .bashrc, so the shell function {name} is not defined",
@@ -104,6 +105,9 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
                 None if in_task or any(map(_uses_environment, script.commands[index:])) else "note",
             )
             return
+        if match and is_activation and re.findall(r"\bset ([-+])\w*u", before)[-1:] == ["-"]:
+            what = f"with set -u, an unset variable of a package's script ends the job at {name} activate"
+            yield Problem(command.line, what, f"write set +u before {name} activate", "note")
         before += command.text + "\n"
 
 
@@ -288,6 +292,7 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                 (is_of_torchrun and re.match(r"--nproc[-_]per[-_]node|--standalone\b", word))
                 or (start.program == "python" and re.match(r"torch\.distributed\.(?:launch|run)$", word))
                 or (start.command.name == "srun" and _OF_SRUN.match(word))
+                or (start.command.name in ("mpirun", "mpiexec") and _OF_MPIRUN.fullmatch(word))
             ):
                 yield Problem(
                     start.command.line,
@@ -375,8 +380,9 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
         if _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export"):
             what = "conda run prints the output of the program only after the program has ended"
             yield Problem(command.line, what, "add --no-capture-output after conda run")
-    names = [command.name for command in commands[-2:]]
     is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
-    if names[1:] == ["tee"] and names[0] not in _WRITES_TEXT and is_bash:
-        what = "the job succeeds if tee does, even if the command before it fails"
-        yield Problem(commands[-1].line, what, "add set -o pipefail before the commands")
+    following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
+    for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
+        if command.name == "tee" and before.name not in _WRITES_TEXT and "$?" in after:
+            what = "the status is that of tee, which succeeds even if the command before it fails"
+            yield Problem(command.line, what, "add set -o pipefail before the commands")

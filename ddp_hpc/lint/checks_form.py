@@ -206,6 +206,8 @@ def _joined(name: str, before: str, value: str) -> str:
     """Returns the remedy for an option that is given twice: a list, if it takes one."""
     if name == "--constraint":
         return "join them with &"
+    if name == "--dependency" and "?" in before + value:
+        return "write one option, with ? between all jobs, or with commas"
     items, others = before.split(","), value.split(",")
     counts = name in ("--gres", "--licenses", "--tres-per-task")
     of_both = {re.split("[:=]", item)[0] for item in items} & {re.split("[:=]", item)[0] for item in others}

@@ -17,6 +17,10 @@ _SHARES = re.compile(
 )
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
+# A registry, whose name has a dot, before an image that is no file.
+_REGISTRY = re.compile(
+    r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sqsh)(?<!\.sif)(?<!\.sqfs)(?<!\.squashfs)"
+)
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -73,6 +77,10 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
     # With a list, the batch shell gets the environment of a login, but its job steps get only the list.
     script = subject.script
     steps = script.launches("srun")
+    is_bare = (script.value("--export") or "").upper() == "NIL"
+    if is_bare and not script.sets("PATH") and "profile" not in script.text:
+        what = "with --export=NIL, the job has no PATH"
+        yield Problem(subject.line_of("--export"), what, "set PATH, or use --export=NONE")
     of_job = [(subject.line_of("--export"), step) for step in steps if step.option("--export") is None]
     for line, step in of_job[:1] + [(step.line, step) for step in steps if step.option("--export")]:
         given = step.option("--export") or script.value("--export") or ""
@@ -142,6 +150,11 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
                 f"Pyxis looks for {shown(value)} in a registry, because it contains no slash",
                 f"write ./{plain(value)}",
             )
+        elif _REGISTRY.fullmatch(value):
+            what = (
+                f"Pyxis looks for {shown(value)} at Docker Hub, because # separates a registry from the image"
+            )
+            yield Problem(line, what, f"write {plain(value.replace('/', '#', 1))}")
     for d in subject.script.read():
         if d.flag == "--container-image" and (cut := re.search(r"[= ]([^\s\"'#]+#\S+)", d.text)):
             what = f"sbatch takes the # of {shown(cut[1])} for the beginning of a comment"

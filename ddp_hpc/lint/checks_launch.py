@@ -243,7 +243,9 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
         return
     # Only the last launch is checked: earlier ones are usually short.
     for command in list(subject.in_foreground())[-1:]:
-        starts_program = command.name == "torchrun" or (command.launched and command.launched[1:2] != ("-c",))
+        starts_program = command.name in ("torchrun", "python", "python3") or (
+            command.launched and command.launched[1:2] != ("-c",)
+        )
         if command.line > traps[0].line and starts_program:
             yield Problem(
                 command.line,

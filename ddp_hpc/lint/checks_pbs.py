@@ -158,6 +158,11 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     unknown = []
     for d, name, value in subject.script.resources():
         names = [name]
+        if name == "gpus" or re.search(r":gpus=", value if name == "select" else ""):
+            what = "OpenPBS has no resource gpus, unless the site defines it"
+            yield Problem(
+                d.line, what, "write ngpus in a chunk of select, or :gpus= after ppn in Torque", "note"
+            )
         if name == "ppn":
             yield Problem(
                 d.line, "ppn is a part of nodes, not a resource", f"write -l nodes=NUMBER:ppn={plain(value)}"

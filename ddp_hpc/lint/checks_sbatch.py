@@ -125,6 +125,13 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
         elif _TAKEN.match(d.value) and not d.fault and "=" not in d.written:
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
             yield Problem(d.line, what, "give it a value")
+        elif d.flag == "--gres" and not d.value and not d.fault:
+            yield Problem(
+                d.line,
+                "--gres is empty, which Slurm rejects since 21.08",
+                "name a resource, or remove it",
+                "warning",
+            )
         elif d.fault == "no value":
             yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
         elif d.fault == "extra value":
@@ -238,6 +245,8 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
         what = "without --mail-type, Slurm sends no mail to this user"
         yield Problem(subject.line_of("--mail-user"), what, "add #SBATCH --mail-type=END,FAIL")
     for d in _options(subject):
+        if d.flag == "--mail-user" and re.fullmatch(r"[\w.-]+\.(?:com|org|net|edu|gov|[a-z][a-z])", d.value):
+            yield Problem(d.line, f"{shown(d.value)} is not an address, as it has no @", "write NAME@HOST")
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):
             yield Problem(

@@ -123,7 +123,7 @@ _BEGINNINGS = (
         "use srun --ntasks and -ntomp",
     ),
     (
-        r"rm\s+(?:-\w+\s+)+([\"'])[^\"'\n]*\*[^\"'\n]*\1",
+        r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1",
         "bash does not expand * in quotes",
         "write * outside of the quotes",
     ),
@@ -163,7 +163,7 @@ _BEGINNINGS = (
 )
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
-_SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?!.*(?:--parsable|\|))")
+_SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\|))")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
@@ -17,8 +17,12 @@ _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
 _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
-# Variables of Grid Engine, LSF and Cobalt.
-_OF_OTHERS = re.compile(r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+")
+# Variables of Grid Engine, LSF, Cobalt and Kubernetes.
+_OF_OTHERS = re.compile(
+    r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
+)
+# Variables that torchrun sets for its ranks, and others that scripts often set.
+_OF_RANKS = re.compile(r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID")
 # A variable without $ in $(( )).
 _IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
 _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
@@ -78,15 +82,24 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
             if near and name != f"{near}_" and _comes_from_outside(script, name, near):
                 continue
-        if near:
+        if _OF_RANKS.fullmatch(name) and "container" not in script.text:  # a hook of enroot sets them
+            what = f"nothing sets {name} before this command"
+            yield Problem(line, what, "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'")
+        elif near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
             yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
         elif _OF_OTHERS.fullmatch(name) or (
             name in unknown and any(name in other.reader.variables for other in MONITORED.values())
         ):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
-            yield Problem(line, what, f"use a variable of {scheduler.title}")
+            # A script that submits this one may set the name of the job.
+            severity: Severity | None = "note" if name == "JOB_NAME" else None
+            yield Problem(line, what, f"use a variable of {scheduler.title}", severity)
             break
+        elif name in unknown and name.startswith("SLURM_"):
+            yield Problem(
+                line, f"Slurm does not set {plain(name)}", "use a variable of sbatch(1), or set it", "note"
+            )
     yield from _unset_arrays(script)
     yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
@@ -152,9 +165,11 @@ def _read_variables(subject: Subject) -> dict[str, int]:
     for command in subject.script.commands:
         if command.name in ("test", "[", "[[", "case"):
             known.update(_expanded(command.text))
-        elif command.name not in ("echo", "printf"):
-            for name in _expanded(expanded_in_shell(command.text)):
-                read.setdefault(name, command.line)
+        text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
+        in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
+        of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
+        for name in (*_expanded(expanded_in_shell(text)), *of_tasks):
+            read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):
             known.update(word.partition("=")[0] for word in command.words[1:])
     return {name: line for name, line in read.items() if name not in known}
@@ -162,7 +177,7 @@ def _read_variables(subject: Subject) -> dict[str, int]:
 
 def _is_misspelled(name: str, other: str) -> bool:
     """Returns whether names differ in underscores, or in a letter that is left out or exchanged."""
-    if name.replace("_", "") == other.replace("_", ""):
+    if name.replace("_O_", "_") == other or name.replace("_", "") == other.replace("_", ""):
         return name.lstrip("_") != other.lstrip("_")
     shorter, longer = sorted((name, other), key=len)
     is_plural = longer.lower() == f"{shorter.lower()}s" or re.search(r"\d", name + other)
@@ -191,6 +206,13 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
+    for start in starts(subject) if gpus and subject.script.value("--exclusive") != "" else ():
+        for option in ("--gpu", "--gpus", "--gpu-id", "--gpu-ids", "--device", "--devices"):
+            value = (start.given(option) or "").removeprefix("cuda:")
+            is_list = "," in value or option.endswith(("id", "ids", "device"))
+            if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
+                what = f"{option} selects GPU {value}, but the job has {gpus} per node, numbered from 0"
+                yield Problem(start.command.line, what, "number the GPUs from 0")
     is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
     # srun sets the variable for its tasks if the job requests GPUs.
     in_steps = [start.command.line for start in starts(subject) if start.command.name == "srun"]

@@ -123,8 +123,10 @@ class Start:
         is_known = self.is_torchrun and self.program in ("torchrun", "python") and not self.hides_options
         if not is_known or not any(word.endswith(".py") for word in self.words):
             return []
-        given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
-        return [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
+        given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("-"))
+        return [
+            name for name in given if len(name) > 2 and (name[1] != "-" or f" {name[2:]}" not in _OF_TORCHRUN)
+        ]
 
     @cached_property
     def inner(self) -> Start:
