@@ -123,7 +123,9 @@ class Subject:
     @cached_property
     def gpus_per_node(self) -> int | None:
         """The number of GPUs per node; None if the directives do not set it."""
-        return self.scheduler.reader.gpus_per_node(self.script)
+        total = whole_number((self.script.value("--gpus") or "").rpartition(":")[2]) or 0
+        of_total = total // self.num_nodes if self.num_nodes else total if total == 1 else 0
+        return self.scheduler.reader.gpus_per_node(self.script) or of_total or None
 
     @cached_property
     def walltime(self) -> tuple[int, str] | None:

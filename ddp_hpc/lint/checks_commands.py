@@ -67,7 +67,9 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
-_OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
+_OF_SRUN = re.compile(
+    r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|ntasks|cpus-per-task|cpu-bind)\b"
+)
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
@@ -342,7 +344,7 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
         return
     for command in script.commands:
         words = command.words[1:] if command.words[0] == "export" else command.words
-        is_whole = len(words) == 3 and words[1] == "=" and command.ends != "("
+        is_whole = words[1:2] == ("=",) and (len(words) == 3 or words[0].isupper()) and command.ends != "("
         is_assigned = is_whole and _ASSIGNED.match(script.lines[command.line - 1])
         if is_assigned and is_reached(script.text, command.line):
             yield Problem(
@@ -380,6 +382,13 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
         if _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export"):
             what = "conda run prints the output of the program only after the program has ended"
             yield Problem(command.line, what, "add --no-capture-output after conda run")
+    loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
+    for command in commands:
+        lost = loads if loads and loads[-1].line < command.line else []
+        if lost and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
+            what = f"module purge unloads what line {lost[0].line} has loaded"
+            yield Problem(command.line, what, "write it before the first module load", "note")
+            break
     is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):

@@ -244,6 +244,9 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             )
         elif any(d.value.count(first) != d.value.count(last) for first, last in ("<>", "{}")):
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
+        elif d.flag == "--job-name" and re.search(r"%[jJAaxu]\b", d.value):
+            what = f"Slurm replaces no pattern in --job-name {shown(d.value)}"
+            yield Problem(d.line, what, "use patterns only in --output and --error", "note")
         elif has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
             yield Problem(
                 d.line,

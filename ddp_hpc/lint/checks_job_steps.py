@@ -112,6 +112,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.launches("srun"):
         nodes = whole_number(command.option("-N", "--nodes"))
         step = whole_number(subject.value_of(command.option("-n", "--ntasks") or ""))
+        step = step or (tasks if command.option("--ntasks-per-node", "-n", "--ntasks") is None else None)
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
         if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):
             continue
@@ -122,18 +123,20 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 f"request --nodes={nodes}",
                 "error",
             )
-        elif tasks and step and step > tasks and step * of_each > tasks * cpus and not is_whole:
+        elif tasks and step and step * of_each > tasks * cpus and not is_whole:
             yield Problem(
                 command.line,
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
-                f"request --ntasks={step}",
+                f"request --ntasks={step}" if step > tasks else "request more CPUs per task",
             )
         threads = whole_number(command.option("--threads-per-core")) or 0
         of_job = whole_number(script.value("--threads-per-core"))
         if of_job and threads > of_job:
             what = f"the job step needs {threads} threads per core, and the job has {of_job}"
             yield Problem(command.line, what, f"request --threads-per-core={threads}", "error")
-        wanted = re.search(r"(?:\btrainer\.num_nodes|\s--nnodes)[= ](\d+)\b(?!:)", command.text)
+        wanted = re.search(
+            r"(?:\btrainer\.num_nodes|\s--nnodes|\s--num[-_]nodes)[= ](\d+)\b(?!:)", command.text
+        )
         if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
             what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
             yield Problem(command.line, what, f"request --nodes={wanted[1]}")

@@ -107,9 +107,11 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         )
         remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
         yield Problem(start.command.line, what, remedy)
-    is_static = start.given("--rdzv-backend") == "static" and start.given("--node-rank") is None
-    if is_static and start.is_launched and nodes > 1 and not start.hides_options:
-        what = "with the static rendezvous, torchrun of each node has rank 0 unless --node-rank is given"
+    is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--node-rank") is None
+    connects = number != 1 and given is not None and "--standalone" not in start.options
+    is_set = "PET_" in start.subject.script.text or start.hides_options or start.launcher_hides_options
+    if is_static and connects and start.is_launched and nodes > 1 and not is_set:
+        what = "without --rdzv-backend, torchrun of each node has rank 0 unless --node-rank is given"
         yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
 
 
@@ -119,8 +121,7 @@ def _is_remote(subject: Subject, start: Start) -> bool:
 
 @check("RANK003", "error", "more ranks than GPUs")
 def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
-    total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
-    gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
+    gpus = subject.gpus_per_node
     # With --exclusive, Slurm allocates all GPUs of the nodes; devices that the script names may exist.
     is_open = subject.script.value("--exclusive") == "" or subject.script.sets("CUDA_VISIBLE_DEVICES")
     site, of_site = subject.site, False
@@ -132,6 +133,10 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
+        elif (
+            start.options_of("accelerate").get("--num-machines", "1") == "1" and start.program == "accelerate"
+        ):
+            ranks = whole_number(start.given("--num-processes"))
         elif (
             start.is_launched
             and start.program == "python"

@@ -61,6 +61,27 @@ def _needs_variables(start: Start) -> str:
     return program.name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
 
 
+@check("RANK030", "warning", "ranks of Lightning that srun does not start")
+def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        if start.command.name != "srun" or start.program != "python" or start.launcher_hides_options:
+            continue
+        program, text = program_of(start.words), ""
+        if program is not None and program.kind == "file" and subject.directory:
+            text = (text_of(subject.directory / program.name) or b"").decode("utf-8", "replace")
+        trainer = re.search(r"\bTrainer\((.{,800})", text, re.DOTALL)
+        given = (trainer[1] if trainer and "lightning" in text else "") + " " + start.command.text
+        option = {
+            "num_nodes": (start.num_nodes, "--nodes"),
+            "devices": (start.ranks_per_node, "--ntasks-per-node"),
+        }
+        for name, (has, flag) in option.items():
+            wanted = re.search(rf"(?:^\s*|,\s*|\btrainer\.){name}\s*[= ]\s*(\d+)\b", given)
+            if wanted and has and int(wanted[1]) != has:
+                what = f"Lightning expects {flag}={wanted[1]}, because of {name}, and srun uses {has}"
+                yield Problem(start.command.line, what, f"request {flag}={wanted[1]}, or set {name}={has}")
+
+
 @check("JOB020", "warning", "a program that is not resumed after the walltime")
 def _not_resumed(subject: Subject) -> Iterator[Problem]:
     if subject.directory is None or not subject.scheduler.has_queue:

@@ -156,6 +156,10 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
 @check("PBS008", "warning", "a misspelled resource")
 def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     unknown = []
+    for option in subject.script.read():
+        if len(option.flag) == 2 and option.value.startswith("="):
+            what = f"qsub takes = for a part of {shown(option.value)}"
+            yield Problem(option.line, what, f"write {option.flag} {plain(option.value[1:])}")
     for d, name, value in subject.script.resources():
         names = [name]
         if name == "gpus" or re.search(r":gpus=", value if name == "select" else ""):

@@ -40,8 +40,8 @@ _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?
 @check("JOB037", "warning", "a program that would use more than the job has")
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     cpus, gpus = _num_cpus(subject), subject.gpus_per_node
-    total = gpus * (subject.num_nodes or 1) if gpus else 0
-    total = total or whole_number((subject.script.value("--gpus") or "").rpartition(":")[2]) or 0
+    total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2]) or 0
+    total = total or (gpus or 0) * (subject.num_nodes or 1)
     for start in starts(subject) if not subject.placeholder_lines else ():
         line, name = start.command.line, start.program.lower()
         parts = [start.given(f"--{one}-parallel-size") for one in ("tensor", "pipeline")]

@@ -245,6 +245,10 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
         options = start.options_of("accelerate")
         machines, processes = options.get("--num-machines"), options.get("--num-processes")
         num_machines = whole_number(subject.value_of(machines or ""))
+        is_several = start.is_launched and (start.num_nodes or 1) > 1 and start.inner.program == "accelerate"
+        if is_several and {"--num-machines", "--config-file"}.isdisjoint(options) and not start.hides_options:
+            what = "each node trains alone, unless the default configuration of accelerate connects them"
+            yield Problem(start.command.line, what, f"add --num_machines {start.num_nodes}", "note")
         if not options or not num_machines or num_machines < 2 or start.hides_options:
             continue
         if (

@@ -148,6 +148,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         is_cut = d.value in _CUT and d.line in strays
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
+        if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS):
+            what = f"sbatch takes the {d.value[-1]} for a part of {d.flag} {shown(d.value)}"
+            yield Problem(d.line, what, "remove it", "warning")
         long = _with_two_dashes(d)
         if d.flag in ("--output", "--error") and d.value.endswith("/"):
             yield Problem(d.line, f"the log {shown(d.value)} is a directory, so the job fails", "add %j.out")
@@ -220,22 +223,6 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 "write - instead of the dash"
                 if d.value[0] in "\u2013\u2014"
                 else "remove it, quote a value that contains blanks, or put # in front of a comment",
-            )
-
-
-@check("SLURM018", "warning", "an abbreviation that sbatch reads as another option")
-def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
-    for d in _options(subject):
-        # With one task or one node, both options have the same effect.
-        if d.value in ("", "1") or subject.num_nodes == 1:
-            continue
-        is_last = d.value == subject.script.value("--ntasks-per-node")
-        if is_last and d.written.partition("=")[0] in ("--tasks", "--task"):
-            yield Problem(
-                d.line,
-                f"sbatch reads {plain(d.written)} as --ntasks-per-node={plain(d.value)}, not as --ntasks",
-                "write --ntasks, or --ntasks-per-node",
-                None if subject.num_nodes else "note",
             )
 
 

@@ -20,6 +20,7 @@ _EXEC = (
     r"(?:singularity|apptainer)\s+exec\s+(?:[^#|<]*\s)?(?<!-B )(?<!-o )(?<!bind )(?<!overlay )"
     r"[^-\s=:,]\S*\.(?:sif|simg|sqsh|img)\s*"
 )
+_PYTHON = r"[^'\"#]*\bpython[\d.]*\s+(?:-u\s+)?"
 # The beginning of a command, what is wrong with it, and what to write instead.
 _BEGINNINGS = (
     (r"\$?(?:SBATCH|PBS)\s+-", "the # of this directive is missing", "write # at its beginning"),
@@ -27,28 +28,40 @@ _BEGINNINGS = (
     (rf"set\s+{_NAME}\s*=", "in bash, set does not assign a value to a variable", "write NAME=VALUE"),
     (r"(?:source|\.)\s+\S+[./]t?csh(?:\s|$)", "bash cannot read a file of csh", "use the file for bash"),
     (rf"(?:export\s+)?\$\{{?(?P<name>{_NAME})\}}?=", "this does not set the variable", "omit the $"),
-    (
-        rf"(?:export\s+{_NAME}=\s+[^#\s]|{_NAME}=\s+[\d\"'])",
-        "the value is empty here",
-        "omit the blank after =",
-    ),
+    (rf"export\s+{_NAME}=\s+[^#\s]|{_NAME}=\s+[\d\"']", "the value is empty here", "omit the blank after ="),
     (rf"export\s+{_NAME}\s+[\d/~\"']", "this does not set the variable", "write export NAME=VALUE"),
+    (rf"(?:unset|export)\s+{_NAME}[.,:;](?:\s|$)", "this is not the name of a variable", "omit the mark"),
+    (r"(?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$\"-]", "the blank after [ is missing", "write it"),
+    (r"export\s+\w+=[^\s\"']+,\s+\w+=", "the comma is a part of the value", "omit it"),
+    (r"(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b", "no such command", "write module"),
+    (r"screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d", "the job ends while this runs", "start it directly"),
+    (rf"{_PYTHON}(?:torchrun|accelerate|mpirun|srun)\s", "Python opens a file of this name", "omit python"),
+    (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
+    (r"(?:srun\s[^#'\"]*)?\b(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
+    (rf"{_PYTHON}-m\s+torch\.distributed\.(?!launch\b|run\b|elastic)\w", "no such module", "use torchrun"),
+    (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
+    (r"(?:cd|mkdir|source)\s[^\"]*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
     (
-        rf"(?:unset|export)\s+{_NAME}[.,:;](?:\s|$)",
-        "this is not the name of a variable",
-        "omit the mark after it",
+        r"[^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*\"[^\"']*\{\s*print \$\d",
+        "in double quotes, bash expands the $1 of awk",
+        "write \\\\$1, or use awk -v and single quotes",
+    ),
+    (
+        rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)\s*$",
+        "bash does not compute here",
+        "write $(( ))",
     ),
     (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
     (r"(source|python3?|module|conda|export|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
     (
-        r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+(?:activate|create|install|load)\b",
+        r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]",
         "source opens a file of this name",
-        "omit source",
+        "omit it",
     ),
     (
-        r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?\w,(?:\s|$)",
-        "module takes the comma for a part of the name",
-        "omit it",
+        r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)",
+        "module takes this comma or slash for a part of a name, or for a name",
+        "omit the comma, or the blanks",
     ),
     (
         r"(?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*[\"']--?\w[\w-]*\s[^\"'$]*[\"']",
@@ -61,71 +74,51 @@ _BEGINNINGS = (
         "a launcher starts programs, and this is a command of the shell",
         "write it before the launcher, or use bash -c '...'",
     ),
-    (
-        rf"{_LAUNCH}{_NAME}=\S",
-        "the launcher takes the assignment for a program",
-        "write it before the launcher",
-    ),
+    (rf"{_LAUNCH}{_NAME}=\S", "the launcher takes this for a program", "write it before the launcher"),
     (
         rf"{_LAUNCH}[^#'\"]*\b(?:ba)?sh\s+-\w*c\s+([\"'])\s*"
         r"(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$",
         "this changes only a shell that ends with it",
         "write it in the script, or before the program in the same bash -c",
     ),
-    (
-        rf"{_EXEC}$",
-        "no command follows the image, so the container starts nothing",
-        "write it on the same line",
-    ),
+    (rf"{_EXEC}$", "no command follows the image, so nothing starts", "write it on the same line"),
     (
         rf"{_EXEC}{_NAME}=",
-        "the container takes the assignment for a program",
+        "the container takes this for a program",
         "write --env NAME=VALUE before the image",
     ),
     (
-        r"horovodrun\s[^#]*(?:-H|--hosts)\s+\S+:\d+\s+[\w.-]+:\d+\s",
-        "horovodrun takes the second host for the program",
-        "separate the hosts by commas",
+        r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s",
+        "the second host is taken for a program",
+        "use commas",
     ),
     (
         r"srun\s(?:[^#'\"]*\s)?--mpi[= ](?!none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$)",
         "Slurm has no such type of MPI",
         "use --mpi=pmix, or a type that srun --mpi=list prints",
     ),
-    (
-        r"srun\s[^#]*\bray\s+start\s(?![^#]*--block)",
-        "ray start returns at once, and Slurm then ends what it has started",
-        "add --block",
-    ),
+    (r"srun\s[^#]*\bray\s+start\s(?![^#]*--block)", "ray start returns, which ends the step", "add --block"),
     (
         r"srun\s+(?:\S+\s+)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b",
-        "a long option has one dash",
+        "this option needs two dashes",
         "write two dashes",
     ),
+    (r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-", "sbatch takes this for the script", "write - before it"),
     (
-        r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-",
-        "sbatch takes this word for the name of the script",
-        "write - before it",
-    ),
-    (
-        r"sbatch\s(?:[^#]*\s)?--(dependency|export|array)[= ][^#]*\s--\1[= ]",
-        "only the last of two equal options counts",
-        "write one option with a list",
+        r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ][^#]*\s--\1[= ]",
+        "only the last one counts",
+        "join them",
     ),
     (
         r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\"']?[\w.@]*\$?[\w.{}\[\]-]+[\"']?$",
         "without a command, ssh starts a shell, which ends at once in a job",
         "write the command on the same line",
     ),
-    (
-        r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s",
-        "-nt and -ntmpi are for the thread-MPI of gmx, and gmx_mpi refuses them",
-        "use srun --ntasks and -ntomp",
-    ),
+    (r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s", "gmx_mpi has no thread-MPI", "use -ntomp"),
     (
         r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1",
-        "bash does not expand * in quotes",
-        "write * outside of the quotes",
+        "in quotes, * is only a character",
+        "write it after the quotes",
     ),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
     (
@@ -135,8 +128,8 @@ _BEGINNINGS = (
     ),
     (
         r"(?:(?:ba)?sh )?[^\s=\"]*(?:bin/activate|profile\.d/\w+\.sh)/?$",
-        "this does not change the script's own shell",
-        "write source and a blank before the file",
+        "this does not change the shell of the script",
+        "use source",
     ),
     (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
     (r"(?!echo|printf)[^'\"#]*[\s=][\u201c\u201d]", "bash does not treat these quotes as quotes", 'write "'),
@@ -205,8 +198,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
         if re.search(waits, script.text):
             yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
-    if is_quoted and command.name in ("sed", "awk", "gawk"):
-        yield f"bash expands no variable in the single quotes of {command.name}", "use double quotes"
+    if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", command.text)):
+        yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^\s*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

@@ -30,7 +30,7 @@ _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
 _MAY_SET = re.compile(
     r"(?m)^\s*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
 )
-_AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*\)")
+_AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*(?:[*/+-]\s*\w+\s*)?\)")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|TORCH_NCCL_\w+|(?:NCCL|GLOO)_SOCKET_\w+|"
@@ -70,7 +70,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     for number, text in enumerate(script.lines, start=1):
         if match := _AS_COMMAND.match(text):
             what = f"$({match[1]}) runs a command of this name, which does not exist"
-            yield Problem(number, what, f"write ${match[1]}", "error")
+            yield Problem(number, what, f"write ${match[1]}, or $(( )) to compute", "error")
     read = _read_variables(subject)
     of_scheduler = {name: line for name, line in read.items() if _OF_SCHEDULERS.fullmatch(name)}
     unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}

@@ -341,9 +341,10 @@ def trains_with_torch(subject: Subject) -> bool:
 def reaches_other_nodes(subject: Subject) -> bool:
     """Returns whether any command of the script may start processes on other nodes."""
     commands = subject.script.commands
-    return any(c.name in LAUNCH_COMMANDS or _SPREADS.search(c.text) for c in commands) or any(
-        _SPREADS.search(value) for _, _, value in subject.script.assignments
-    )
+    texts = [c.text for c in commands] + [value for _, _, value in subject.script.assignments]
+    # The first node alone is only the address of the ranks.
+    others = (text for text in texts if not re.search(r"head -n?\s?1\b", text))
+    return any(c.name in LAUNCH_COMMANDS for c in commands) or any(map(_SPREADS.search, others))
 
 
 _PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\"\\#]+|.", re.DOTALL)

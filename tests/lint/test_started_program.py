@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
@@ -79,6 +81,17 @@ def test_more_than_the_job_has_is_reported(command: str, directives: tuple[str, 
 )
 def test_what_the_job_has_is_not_reported(command: str, directives: tuple[str, ...]) -> None:
     assert _found("JOB037", command, *directives) == []
+
+
+@pytest.mark.parametrize(("devices", "expected"), [("2", ["warning"]), ("4", []), ("args.gpus", [])])
+def test_the_trainer_of_lightning_is_compared_with_the_tasks(
+    devices: str, expected: list[str], tmp_path: Path
+) -> None:
+    text = f"import lightning as L\nL.Trainer(num_nodes=1, devices={devices})\n"
+    (tmp_path / "train.py").write_text(text)
+    script = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\nsrun python train.py\n"
+    found = lint_script(script, directory=tmp_path)
+    assert [one.severity for one in found if one.check == "RANK030"] == expected
 
 
 def test_the_cpus_of_one_chunk_are_known() -> None:

@@ -165,6 +165,10 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         _matches(r"(?:\*|block|cyclic|arbitrary|plane=\d+|pack|nopack)(?:[:,].*)?"),
         "a distribution, such as block:cyclic, or --mem for the memory",
     ),
+    "dependency": (
+        _matches(r"(?:singleton|(?:after(?:any|notok|ok|corr|burstbuffer)?|expand):[^,?]+|\d+)(?:[,?].*)?"),
+        "a type and the IDs of jobs, such as afterok:123",
+    ),
     "open-mode": (_matches("[at].*"), "append or truncate"),
     "exclusive": (
         _matches("(?:exclusive|oversubscribe|user|mcs|topo|allocation)?"),
