@@ -109,7 +109,12 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         yield Problem(start.command.line, what, remedy)
     is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--node-rank") is None
     connects = number != 1 and given is not None and "--standalone" not in start.options
-    is_set = "PET_" in start.subject.script.text or start.hides_options or start.launcher_hides_options
+    is_set = (
+        "PET_" in start.subject.script.text
+        or "--rdzv-conf" in start.options
+        or start.hides_options
+        or start.launcher_hides_options
+    )
     if is_static and connects and start.is_launched and nodes > 1 and not is_set:
         what = "without --rdzv-backend, torchrun of each node has rank 0 unless --node-rank is given"
         yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
