@@ -8,7 +8,6 @@ from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
-from ddp_hpc.schedulers.script_options import whole_number
 
 _RUNTIMES = ("singularity", "apptainer")
 _CLEAN = ("-e", "--cleanenv", "-C", "--containall", "-eC", "-Ce")
@@ -40,16 +39,11 @@ def _container_and_job(subject: Subject) -> Iterator[Problem]:
         if match := _WITHOUT_QUOTES.search(text):
             what = f"docker takes the comma in {plain(match[0].strip())} for the end of the list"
             yield Problem(line, what, "write --gpus '\"device=0,1\"', with both quotes", "error")
-        elif re.search(r"--gpus[= ]+[\"']?all\b", text) and _num_gpus(subject) < 4:
+        elif re.search(r"--gpus[= ]+[\"']?all\b", text) and (subject.gpus_per_node or 4) < 4:
             what = (
                 "the container is not in the cgroup of the job, so --gpus all gives it all GPUs of the node"
             )
             yield Problem(line, what, 'write --gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""', "note")
-
-
-def _num_gpus(subject: Subject) -> int:
-    """Returns the GPUs of a node of the job; 4, which may be all of the node, if they are unknown."""
-    return subject.gpus_per_node or whole_number(subject.script.value("--gpus")) or 4
 
 
 def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:

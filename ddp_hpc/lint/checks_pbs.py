@@ -162,6 +162,8 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             yield Problem(option.line, what, f"write {option.flag} {plain(option.value[1:])}")
     for d, name, value in subject.script.resources():
         names = [name]
+        if name == "select" and ";" in value:
+            yield Problem(d.line, f"{shown(value)} contains a semicolon", "write a colon", "error")
         if name == "gpus" or re.search(r":gpus=", value if name == "select" else ""):
             what = "OpenPBS has no resource gpus, unless the site defines it"
             yield Problem(

@@ -151,6 +151,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS):
             what = f"sbatch takes the {d.value[-1]} for a part of {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, "remove it", "warning")
+        if d.flag == "--gres" and re.match(r"(?:gpus|[avhp]\d{2,3}|gh200)(?::|$)", d.value):
+            what = f"on most sites, GPUs are --gres=gpu, not {shown(d.value)}"
+            yield Problem(d.line, what, "write --gres=gpu:NUMBER or --gres=gpu:TYPE:NUMBER", "note")
         long = _with_two_dashes(d)
         if d.flag in ("--output", "--error") and d.value.endswith("/"):
             yield Problem(d.line, f"the log {shown(d.value)} is a directory, so the job fails", "add %j.out")

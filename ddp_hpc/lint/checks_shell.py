@@ -46,18 +46,19 @@ _BEGINNINGS = (
         "in double quotes, bash expands the $1 of awk",
         "write \\\\$1, or use awk -v and single quotes",
     ),
+    (rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)$", "bash does not compute it", "write $(( ))"),
+    (r"[^#]*--rdzv[-_]backend[= ](?!c10d|static|etcd|[\"$])", "PyTorch has no such backend", "use c10d"),
+    (r"[^#]*--rdzv[-_]endpoint[= ]\"?\w+://", "the endpoint is HOST:PORT, without a protocol", "omit it"),
     (
-        rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)\s*$",
-        "bash does not compute here",
-        "write $(( ))",
+        r"[^#]*scontrol\s+show\s+host(?!(?:name)?s?\b)\w+",
+        "scontrol does not know this word",
+        "write hostnames",
     ),
+    (r"cd\s+[^\s'\"\\$;&|-][^\s'\"\\;&|]*\s+[A-Za-z][\w.-]*$", "cd takes one directory", "quote its name"),
+    (r"(?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s", "users cannot do this in a job", "use a container"),
     (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
     (r"(source|python3?|module|conda|export|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
-    (
-        r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]",
-        "source opens a file of this name",
-        "omit it",
-    ),
+    (r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]", "source opens such a file", "omit it"),
     (
         r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)",
         "module takes this comma or slash for a part of a name, or for a name",
@@ -82,53 +83,25 @@ _BEGINNINGS = (
         "write it in the script, or before the program in the same bash -c",
     ),
     (rf"{_EXEC}$", "no command follows the image, so nothing starts", "write it on the same line"),
-    (
-        rf"{_EXEC}{_NAME}=",
-        "the container takes this for a program",
-        "write --env NAME=VALUE before the image",
-    ),
-    (
-        r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s",
-        "the second host is taken for a program",
-        "use commas",
-    ),
+    (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
+    (r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s", "the hosts need commas", "write HOST:N,HOST:N"),
     (
         r"srun\s(?:[^#'\"]*\s)?--mpi[= ](?!none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$)",
         "Slurm has no such type of MPI",
         "use --mpi=pmix, or a type that srun --mpi=list prints",
     ),
     (r"srun\s[^#]*\bray\s+start\s(?![^#]*--block)", "ray start returns, which ends the step", "add --block"),
-    (
-        r"srun\s+(?:\S+\s+)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b",
-        "this option needs two dashes",
-        "write two dashes",
-    ),
+    (r"srun\s+(?:\S+\s+)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b", "this has one dash", "write two dashes"),
     (r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-", "sbatch takes this for the script", "write - before it"),
-    (
-        r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ][^#]*\s--\1[= ]",
-        "only the last one counts",
-        "join them",
-    ),
-    (
-        r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\"']?[\w.@]*\$?[\w.{}\[\]-]+[\"']?$",
-        "without a command, ssh starts a shell, which ends at once in a job",
-        "write the command on the same line",
-    ),
+    (r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ][^#]*\s--\1[= ]", "only the last counts", "join both"),
+    (r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@\"'${}\[\]-]+$", "this starts a shell that ends", "append a command"),
     (r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s", "gmx_mpi has no thread-MPI", "use -ntomp"),
-    (
-        r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1",
-        "in quotes, * is only a character",
-        "write it after the quotes",
-    ),
+    (r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1", "* is quoted here", "put it outside"),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
-    (
-        r"for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$",
-        "this is one word, not a list of numbers",
-        "use {1..9}",
-    ),
+    (r"for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$", "this is one word, not a list", "use {1..9}"),
     (
         r"(?:(?:ba)?sh )?[^\s=\"]*(?:bin/activate|profile\.d/\w+\.sh)/?$",
-        "this does not change the shell of the script",
+        "this is another shell",
         "use source",
     ),
     (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
@@ -157,6 +130,10 @@ _BEGINNINGS = (
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\|))")
+_ENDLESS = re.compile(
+    r"nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s|tensorboard\s+--logdir|"
+    r"vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block"
+)
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -192,6 +169,9 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
     quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
     if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
+    is_followed = command.ends == "\n" and command is not script.commands[-1]
+    if is_followed and _ENDLESS.match(command.text) and not re.search(r"\btimeout\b", command.text):
+        yield "this command does not end, so the next one never starts", "write & at its end"
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:
         waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"

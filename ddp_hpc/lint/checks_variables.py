@@ -21,6 +21,7 @@ _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 _OF_OTHERS = re.compile(
     r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
 )
+_FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-node", "--main-process-ip")
 # Variables that torchrun sets for its ranks, and others that scripts often set.
 _OF_RANKS = re.compile(r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID")
 # A variable without $ in $(( )).
@@ -40,7 +41,7 @@ _READ_BY_PROGRAMS = re.compile(
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _REQUESTS = re.compile(r"--(?:nodes|ntasks|cpus|gres|gpus|mem|exclusive|constraint)|-l")
 _NODE_LIST = re.compile(
-    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
+    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?|\$\(\s*echo\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"?\s*\|\s*cut\s.*"
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
     r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
 )
@@ -105,6 +106,15 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and script.value(option) is not None:
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
+    is_complete = not re.search(r"(?m)^\s*(?:source|\.)\s", script.text)
+    for start in starts(subject) if is_complete else ():
+        if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
+            continue
+        given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
+        for name in _expanded(" ".join(value for value in given if value)):
+            if read.get(name) and name not in reader.variables and not _OF_RANKS.fullmatch(name):
+                what = f"the script never sets {plain(name)}"
+                yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
         if name not in read or script.value(option) is not None or option in of_launchers:
@@ -177,7 +187,9 @@ def _read_variables(subject: Subject) -> dict[str, int]:
 
 def _is_misspelled(name: str, other: str) -> bool:
     """Returns whether names differ in underscores, or in a letter that is left out or exchanged."""
-    if name.replace("_O_", "_") == other or name.replace("_", "") == other.replace("_", ""):
+    if name.replace("_O_", "_") == other.replace("_O_", "_") or name.replace("_", "") == other.replace(
+        "_", ""
+    ):
         return name.lstrip("_") != other.lstrip("_")
     shorter, longer = sorted((name, other), key=len)
     is_plural = longer.lower() == f"{shorter.lower()}s" or re.search(r"\d", name + other)
