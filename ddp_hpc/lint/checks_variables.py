@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, single_quoted, starts
@@ -106,15 +106,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and script.value(option) is not None:
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
-    is_complete = not re.search(r"(?m)^\s*(?:source|\.)\s", script.text)
-    for start in starts(subject) if is_complete else ():
-        if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
-            continue
-        given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
-        for name in _expanded(" ".join(value for value in given if value)):
-            if read.get(name) and name not in reader.variables and not _OF_RANKS.fullmatch(name):
-                what = f"the script never sets {plain(name)}"
-                yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
+    yield from _unset_numbers_of_ranks(subject, read)
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
         if name not in read or script.value(option) is not None or option in of_launchers:
@@ -126,6 +118,22 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             requests = any(_REQUESTS.match(d.flag) for d in script.read())
             remedy = f"add {scheduler.prefix} {option}=NUMBER"
             yield Problem(lines[0], what, remedy, None if requests else "note")
+
+
+def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
+    """Yields the variables in the numbers of ranks of launchers that the script, if it is complete, never
+    sets.
+    """
+    script, reader = subject.script, subject.scheduler.reader
+    is_complete = not re.search(r"(?m)^\s*(?:source|\.)\s", script.text)
+    for start in starts(subject) if is_complete else ():
+        if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
+            continue
+        given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
+        for name in _expanded(" ".join(value for value in given if value)):
+            if read.get(name) and name not in reader.variables and not _OF_RANKS.fullmatch(name):
+                what = f"the script never sets {plain(name)}"
+                yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
 
 
 def _with_type(subject: Subject) -> Iterator[Problem]:
