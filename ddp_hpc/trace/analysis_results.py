@@ -546,8 +546,6 @@ class CriticalPath:
     step: int
     begin_rank: int
     end_rank: int
-    num_ranks: int
-    """The number of ranks that the path includes."""
     rows: tuple[PathPart, ...]
     """The path's times by rank, kind and name, the longest first."""
 

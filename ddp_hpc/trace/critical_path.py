@@ -242,7 +242,6 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
         step=number,
         begin_rank=followed[-1].rank,
         end_rank=end_rank,
-        num_ranks=len({part.rank for part in followed}),
         rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 

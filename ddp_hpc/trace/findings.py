@@ -43,6 +43,8 @@ _STEPS = {
 _MOST_NAMED = 3
 _COMPARED_CALLS, _MANY_CALLS = 10, 30
 """The least numbers of calls of a kernel, and of all kernels, beside collectives and alone."""
+_SLOWER = 1.05
+"""The ratio of their durations above which they are slower beside collectives."""
 _LEAST_COMPARED_S = 5e-6
 """The least duration of these kernels, since the timestamps of some traces are microseconds."""
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
@@ -284,7 +286,9 @@ def _slowed_down(ranks: Sequence[RankTrace]) -> str:
     if min(num_beside, num_alone) < _MANY_CALLS:
         return ""
     ratio = sum(num * dur_s for num, dur_s, *_ in same) / sum(num * dur_s for num, *_, dur_s in same)
+    slower = f"take {ratio:.2f} times as long" if ratio > _SLOWER else "are not slower"
+    than = "as" if ratio > _SLOWER else "than"
     return (
-        f" Kernels take {ratio:.2f} times as long beside a collective as alone ({num_beside:,} and "
-        f"{num_alone:,} calls of {counted(len(same), 'kernel')} with the same operator and grid; medians)."
+        f" Kernels {slower} beside a collective {than} alone ({num_beside:,} and {num_alone:,} calls of "
+        f"{counted(len(same), 'kernel')} with the same operator and grid; medians)."
     )
