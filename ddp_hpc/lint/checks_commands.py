@@ -131,7 +131,9 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 number, "the blank after the backslash ends the command here", "remove the blank at the end"
             )
-    for previous, command in _after_newline(script.commands):
+    for previous, command in pairwise(script.commands):
+        if previous.ends != "\n" or "[[" in previous.words:
+            continue
         is_option = _OPTION.fullmatch(command.words[0]) and "]" not in command.words
         before = script.lines[command.line - 2]
         is_reported = _BLANK_AFTER_BACKSLASH.fullmatch(before)
@@ -148,24 +150,12 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             )
 
 
-def _after_newline(commands: tuple[Command, ...]) -> Iterator[tuple[Command, Command]]:
-    """Yields each command that begins a line, with the one before it; those in an array are left out."""
-    in_array = False
-    for previous, command in pairwise(commands):
-        if previous.ends == "(" and previous.text.rstrip().endswith("="):
-            in_array = True
-        elif previous.ends == ")":
-            in_array = False
-        if previous.ends == "\n" and not in_array and "[[" not in previous.words:
-            yield previous, command
-
-
 @check("JOB025", "error", "programs in the background when the script ends")
 def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     subshells = [n for n, line in enumerate(script.lines, start=1) if _SUBSHELL_IN_BACKGROUND.search(line)]
     background = [c for c in script.commands if c.ends == "&" or (c.ends == ")" and c.line in subshells)]
-    if not script.scheduler or not background or script.is_supervised:
+    if not script.scheduler or not background or script.supervised:
         return
     last = background[-1]
     after = script.commands[script.commands.index(last) + 1 :]

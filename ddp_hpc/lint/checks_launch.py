@@ -268,7 +268,7 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
 @check("RANK013", "warning", "only the first node is used")
 def _first_node_only(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1
-    if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
+    if nodes < 2 or reaches_other_nodes(subject) or subject.script.supervised:
         return
     # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
     may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1

@@ -232,7 +232,7 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
 def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     # Scripts that start the supervisor are not affected, since it shortens TMPDIR.
-    if script.is_supervised or script.sets("TMPDIR"):
+    if script.supervised or script.sets("TMPDIR"):
         return
     for start, name, source in programs(subject):
         if imported := source.files.packages_elsewhere & {"torch", "multiprocessing"}:

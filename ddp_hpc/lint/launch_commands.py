@@ -150,7 +150,7 @@ class Start:
     @cached_property
     def launcher_hides_options(self) -> bool:
         """Whether options of the launcher may be in a variable, such as `srun $ARGS python`."""
-        return hides_launcher_options(self.command)
+        return self.command.name in LAUNCH_COMMANDS and hides_launcher_options(self.command)
 
     @property
     def num_nodes(self) -> int | None:

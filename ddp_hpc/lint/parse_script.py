@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -202,13 +203,8 @@ class Script(ScriptOptions):
         return tuple(assignment for assignment in self.assignments if assignment[0] in lines)
 
     @cached_property
-    def is_supervised(self) -> bool:
-        """Whether `python -m ddp_hpc.job` runs the job, as in scripts of `ddp-hpc render`."""
-        return self.supervised is not None
-
-    @cached_property
     def supervised(self) -> Command | None:
-        """The command `python -m ddp_hpc.job` with what it runs; None if there is none."""
+        """The command `python -m ddp_hpc.job` of `ddp-hpc render`, with what it runs, or None."""
         return next((command for command in self.commands if _SUPERVISOR in command.words[:8]), None)
 
     def sets(self, name: str) -> bool:
@@ -298,16 +294,25 @@ def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
     """
     position, line, length = 0, 1, len(text)
     words: list[list[str]] = []  # for each word, its quoted and unquoted pieces
-    # joined: the next piece continues the last word. skipping: it is the target of a redirection.
+    # joined: the next piece continues the last word. skipping: it is the target of a redirection. depth: of
+    # the parentheses around the elements of an array, where a line break is a blank.
     joined = skipping = False
-    first = start = 0
-    documents: list[str] = []
+    first = start = depth = 0
+    documents: deque[str] = deque()
     while position < length:
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup == "open":
             break
         kind, piece = match.lastgroup, match[0]
         begin, position = position, match.end()
+        if piece == "(" and (depth or (joined and words and _ASSIGNMENT.fullmatch("".join(words[-1])))):
+            depth += 1
+        elif piece == ")" and depth:
+            depth -= 1
+            if words and not depth:
+                words.append(["$@"])  # the script may add further words to the array, or write them after it
+        elif piece == "\n" and depth == 1:
+            kind = "space"
         if kind == "continued":
             line += 1
             continue
@@ -328,26 +333,20 @@ def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
             documents.append(piece)
         elif kind == "end" and not piece.startswith("&>"):
             if words:
-                yield Command(line=first, text=text[start:begin], words=_whole(words), ends=piece)
+                whole = tuple(map("".join, words))
+                yield Command(line=first, text=text[start:begin], words=whole, ends=piece)
             words = []
         elif kind == "end":
             skipping = True
         if kind == "word" and "\n" in piece:
             quoted.append((line + 1, line + piece.count("\n")))
         line += piece.count("\n")
-        if piece == "\n" and documents:
-            for document in documents:
-                closed = _end_of_document(text, position, document)
-                end = line + text.count("\n", position, closed)
-                quoted.append((line, end))
-                line, position = end, closed
-            documents = []
+        while piece == "\n" and documents:
+            closed = _end_of_document(text, position, documents.popleft())
+            quoted.append((line, line + text.count("\n", position, closed)))
+            line, position = quoted[-1][1], closed
     if words and position >= length:
-        yield Command(line=first, text=text[start:], words=_whole(words))
-
-
-def _whole(words: list[list[str]]) -> tuple[str, ...]:
-    return tuple("".join(pieces) for pieces in words)
+        yield Command(line=first, text=text[start:], words=tuple(map("".join, words)))
 
 
 def _bare(piece: str) -> str:

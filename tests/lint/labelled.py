@@ -675,6 +675,10 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK013", False, FOUR + "python ./deepy.py train.py -d configs model.yml\n"),
     ("RANK014", True, ONE + "srun python train.py\n"),
     ("RANK014", True, ONE + "torchrun train.py\n"),
+    # The elements of an array are one command, which the script may complete later.
+    ("RANK014", False, ONE + 'C=(\n  srun torchrun # one\n  --nproc-per-node=4\n  a.py\n)\n"${C[@]}"\n'),
+    ("RANK014", True, ONE + 'C=(\n  torchrun\n  --nproc-per-node=1\n  a.py\n)\n"${C[@]}"\n'),
+    ("RANK014", False, ONE + 'C=(torchrun)\nC+=(--nproc-per-node=4)\n"${C[@]}" a.py\n'),
     ("RANK014", False, ONE + "srun python -m vllm.entrypoints.api_server\n"),
     ("RANK014", False, ONE + "for i in 0 1 2 3; do\n  srun python train.py &\ndone\nwait\n"),
     ("RANK006", True, S + "#SBATCH --signal=B:TERM@60\ntrap 'kill $pid' TERM\nsrun python train.py\n"),
