@@ -23,7 +23,7 @@ _OF_SHELL = re.compile(
     r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi"
 )
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
-_BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
+_BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
 _SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")

@@ -187,6 +187,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB024", True, S + "srun x\n  --verbose\n"),
     ("JOB024", True, S + "srun x \\\n# a comment\n# and another one\n  --verbose\n"),
     ("JOB024", True, S + "srun x \\\n\n  --verbose\n"),
+    ("JOB024", True, S + "srun x \\ \n  y\n"),
+    ("JOB024", False, S + "srun x #\\ \n# y\n"),
     ("JOB024", False, S + "module load gcc\n\n-np 1 gmx_mpi mdrun\n"),
     ("JOB024", False, S + "srun x &\nwait\n--verbose\n"),
     # The ends of here-documents may contain other characters than letters, and a digit may precede `<<`.
