@@ -69,6 +69,8 @@ _VALUES = (
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
 _OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
+# A copy of another search path, which would have no effect under the right name either.
+_COPY_OF_PATH = re.compile(r"\$\{?\w*PATH\}?")
 
 
 @check("JOB035", "warning", "an environment variable with a name or a value that nothing reads")
@@ -76,7 +78,8 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     reported: set[str] = set()
     for line, name, value in script.assignments:
-        if name not in _KNOWN and name not in reported and (near := _meant(script, name)):
+        is_new = not (name in _KNOWN or name in reported or _COPY_OF_PATH.fullmatch(value))
+        if is_new and (near := _meant(script, name)):
             reported.add(name)
             yield Problem(line, f"nothing reads the variable {plain(name)}", f"did you mean {near}?")
         for names, values, what, remedy in _VALUES:
