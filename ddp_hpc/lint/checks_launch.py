@@ -14,6 +14,7 @@ from ddp_hpc.lint.launch_commands import (
     Start,
     is_alone,
     reaches_other_nodes,
+    runs_training,
     starts,
     torchruns,
     trains_with_torch,
@@ -145,7 +146,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
         elif (
             start.is_launched
             and start.program == "python"
-            and (trains_with_torch(subject) or (of_site and re.search(r"train\w*\.py", start.command.text)))
+            and (trains_with_torch(subject) or (of_site and runs_training(start)))
         ):
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:

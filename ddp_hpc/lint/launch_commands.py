@@ -35,7 +35,9 @@ _TORCH = re.compile(
     r"--distributed\b|"
     r"init_process_group|--local[_-]rank|DistributedDataParallel|--dist[-_]url|WORLD_SIZE"
 )
-_TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
+_TRAINING = re.compile(r"(?:(?:pre|ddp|horovod|distributed)_?)?train\w*\.py")
+# Frameworks that connect the ranks for the program.
+_CONNECTS = re.compile(r"lightning|Trainer\b|TrainingArguments|horovod|mmengine|colossalai")
 # Commands that may start processes on several nodes: launchers, and other ways to use the nodes of a job.
 _SPREADS = re.compile(
     r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|prun|orterun|charmrun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|"
@@ -328,14 +330,24 @@ def names_torch(subject: Subject) -> bool:
     return any(_TORCH.search(command.text) for command in subject.script.commands)
 
 
+@lru_cache(maxsize=1)  # several checks of one script
 def trains_with_torch(subject: Subject) -> bool:
     """Returns whether the script starts distributed training with PyTorch, as far as its commands show it."""
-    commands = subject.script.commands
-    if names_torch(subject):
-        return True
     # If each GPU has its own task and the tasks run a training script, each task is a rank.
     is_rank_per_gpu = (subject.gpus_per_node or 0) > 1 and (subject.ranks_per_node or 0) > 1
-    return is_rank_per_gpu and any(_TRAINING.search(command.text) for command in commands)
+    return names_torch(subject) or (is_rank_per_gpu and any(map(runs_training, starts(subject))))
+
+
+def runs_training(start: Start) -> bool:
+    """Returns whether a program connects ranks; if it is not available, whether its name says so."""
+    program, directory = program_of(start.words), start.subject.directory
+    if program is None or program.kind != "file":
+        return False
+    names = files_of(program, directory).names if directory else ()
+    texts = [(text_of(directory / name) or b"").decode("utf-8", "replace") for name in names if directory]
+    if texts:
+        return any(_TORCH.search(text) or _CONNECTS.search(text) for text in texts)
+    return bool(_TRAINING.fullmatch(program.name.rpartition("/")[2]))
 
 
 def reaches_other_nodes(subject: Subject) -> bool:

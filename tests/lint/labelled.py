@@ -677,6 +677,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK013", False, FOUR + "python ./deepy.py train.py -d configs model.yml\n"),
     ("RANK014", True, ONE + "srun python train.py\n"),
     ("RANK014", True, ONE + "torchrun train.py\n"),
+    ("RANK003", True, RANKS.replace("=4", "=8", 1) + "srun python train_net.py\n"),
+    ("RANK003", False, RANKS.replace("=4", "=8", 1) + "srun python gen_data_training.py\n"),
     # The elements of an array are one command, which the script may complete later.
     ("RANK014", False, ONE + 'C=(\n  srun torchrun # one\n  --nproc-per-node=4\n  a.py\n)\n"${C[@]}"\n'),
     ("RANK014", True, ONE + 'C=(\n  torchrun\n  --nproc-per-node=1\n  a.py\n)\n"${C[@]}"\n'),

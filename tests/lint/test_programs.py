@@ -319,6 +319,15 @@ def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not
     assert checks(tmp_path, "", "python tools/train.py") == set()
 
 
+@pytest.mark.parametrize(("program", "is_reported"), [(PARALLEL, True), ("import mpi4py\n", False)])
+def test_ranks_may_share_a_gpu_if_the_program_does_not_connect_them(
+    tmp_path: Path, program: str, is_reported: bool
+) -> None:
+    (tmp_path / "train.py").write_text(program)
+    text = DIRECTIVES.replace("=4", "=8", 1) + "srun python train.py\n"
+    assert ("RANK003" in {one.check for one in lint_script(text, directory=tmp_path)}) == is_reported
+
+
 @pytest.mark.parametrize(
     "name",
     [
