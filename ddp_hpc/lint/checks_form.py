@@ -12,7 +12,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, pl
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.little_memory import needs_little_memory
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
-from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
+from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -247,10 +247,10 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         elif d.flag == "--job-name" and re.search(r"%[jJAaxu]\b", d.value):
             what = f"Slurm replaces no pattern in --job-name {shown(d.value)}"
             yield Problem(d.line, what, "use patterns only in --output and --error", "note")
-        elif has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
+        elif (mark := marked_placeholder(d.value)) and not (is_log and reader.expands_log_variables):
             yield Problem(
                 d.line,
-                f"the scheduler uses {d.flag} {shown(d.value)} literally, without replacing anything",
+                f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}",
                 "write the literal value, or pass the option to qsub or sbatch on the command line",
             )
 
@@ -268,7 +268,7 @@ def _is_name(subject: Subject, d: Directive) -> bool:
     if d.flag in subject.scheduler.reader.log_flags:
         # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
         directory = d.value.rpartition("/")[0]
-        is_literal = _has_variable(directory) or has_marked_placeholder(directory)
+        is_literal = _has_variable(directory) or bool(marked_placeholder(directory))
         return subject.scheduler.reader.expands_log_variables or not is_literal
     return d.flag in subject.scheduler.reader.name_flags
 

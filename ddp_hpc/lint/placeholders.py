@@ -29,7 +29,8 @@ _FILE_NAME_PATTERN = re.compile(r"%\d*[AaJjNnstuxbc](?![A-Za-z][A-Za-z_]*%)|(?<!
 _COMMENT = re.compile(r"(?:^|\s)#(?!#?[A-Z]\w*#).*")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
 _MARKED = re.compile(
-    r"\$|\{\{|\{%|<%|<[A-Za-z_](?![^<>]*@[^<>]*>)|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$"
+    r"\$(?:\w+|\{[^{}]*\}|\([^()]*\))?|\{\{.*|\{%.*|<%.*|<[A-Za-z_](?![^<>]*@[^<>]*>)[^<>]*>?|\{[A-Za-z_]\w*\}|"
+    r"@[A-Z]\w*@|^__[A-Za-z]\w*__$"
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
@@ -58,9 +59,10 @@ def without_comment(text: str) -> str:
     return _COMMENT.sub("", text)
 
 
-def has_marked_placeholder(text: str) -> bool:
-    """Returns whether a name contains a variable or a marked placeholder, such as `<account>`."""
-    return bool(_MARKED.search(text[:_MAX_CHARS]))
+def marked_placeholder(text: str) -> str:
+    """Returns the first variable or marked placeholder in a name, such as `<account>`; empty if none."""
+    match = _MARKED.search(text[:_MAX_CHARS])
+    return match[0] if match else ""
 
 
 def is_template(script: Script) -> bool:

@@ -114,6 +114,14 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
     assert found == ["JOB016"]
 
 
+@pytest.mark.parametrize(
+    ("option", "mark"), [("-e $1.%J.err", "$1"), ("-J ${A}_x", "${A}"), ("-J a<name>", "<name>")]
+)
+def test_what_slurm_does_not_replace_is_named(option: str, mark: str) -> None:
+    found = [one.what for one in lint_script(f"{S}#SBATCH {option}\n") if one.check == "JOB017"]
+    assert [what.startswith(f"the scheduler does not replace {mark} in -") for what in found] == [True]
+
+
 def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     assert [one for one in lint_script(f"{TORQUE}./a.out\n\0\0") if one.check == "JOB001"] == []
     assert [one.severity for one in lint_script(f"{S}./a.out\n\0\0")] == ["error"]
