@@ -220,7 +220,9 @@ def _has_one_node(subject: Subject) -> bool:
     script = subject.script
     hosts = script.value("--nodelist") or ","
     is_one_host = "," not in hosts and "[" not in hosts
-    is_range = script.value("--nodes") == "1-1" or script.value("--mincpus") == script.value("--ntasks")
+    # The partitions core and devcore of UPPMAX give cores of one node.
+    is_range = script.value("--nodes") == "1-1" or script.value("--partition") in ("core", "devcore")
+    is_range |= script.value("--mincpus") == script.value("--ntasks")
     return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
 
 

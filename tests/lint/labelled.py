@@ -679,6 +679,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK014", True, ONE + "torchrun train.py\n"),
     ("RANK003", True, RANKS.replace("=4", "=8", 1) + "srun python train_net.py\n"),
     ("RANK003", False, RANKS.replace("=4", "=8", 1) + "srun python gen_data_training.py\n"),
+    ("SLURM012", False, S + "#SBATCH -p core -n 2\npython a.py -t 2\n"),
+    ("SLURM012", True, S + "#SBATCH -p cpu -n 2\npython a.py -t 2\n"),
     # The elements of an array are one command, which the script may complete later.
     ("RANK014", False, ONE + 'C=(\n  srun torchrun # one\n  --nproc-per-node=4\n  a.py\n)\n"${C[@]}"\n'),
     ("RANK014", True, ONE + 'C=(\n  torchrun\n  --nproc-per-node=1\n  a.py\n)\n"${C[@]}"\n'),
