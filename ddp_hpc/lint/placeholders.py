@@ -16,7 +16,7 @@ _PLACEHOLDER = re.compile(
   | (?<!\w)@[a-z]\w*@                                          # @nodes@
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
   | \#{1,2}[A-Z]\w*\#{1,2} | @@+\w+@@+ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)  # ##NODES##, @@nodes@@, _NODES_
-  | __[A-Za-z]\w*__ | !?\bTBG_\w+
+  | (?<!\w)__[A-Za-z]\w*__(?!\w) | !?\bTBG_\w+
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b

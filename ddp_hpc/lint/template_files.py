@@ -35,7 +35,7 @@ _OF_PROGRAMS = re.compile(
 # These may also be for the user, unless there are several.
 _OF_EITHER = re.compile(
     r"(?<![$\w{])\{(?:[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?|\d)\} | (?<=[=\s:])%[sd](?!\w)"
-    r" | __[A-Za-z]\w*__ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
+    r" | (?<!\w)__[A-Za-z]\w*__(?!\w) | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
     r" | %[A-Z][A-Z_]+% | \[\[\w+\]\]",
     re.VERBOSE,
 )

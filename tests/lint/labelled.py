@@ -681,6 +681,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK003", False, RANKS.replace("=4", "=8", 1) + "srun python gen_data_training.py\n"),
     ("SLURM012", False, S + "#SBATCH -p core -n 2\npython a.py -t 2\n"),
     ("SLURM012", True, S + "#SBATCH -p cpu -n 2\npython a.py -t 2\n"),
+    ("JOB027", False, S + "#SBATCH -J a__b__c_d -o a__b__c_d.txt\nsrun x\n"),
+    ("JOB027", True, S + "#SBATCH -J __name__ -o __name__.txt\nsrun x\n"),
     # The elements of an array are one command, which the script may complete later.
     ("RANK014", False, ONE + 'C=(\n  srun torchrun # one\n  --nproc-per-node=4\n  a.py\n)\n"${C[@]}"\n'),
     ("RANK014", True, ONE + 'C=(\n  torchrun\n  --nproc-per-node=1\n  a.py\n)\n"${C[@]}"\n'),
