@@ -243,12 +243,12 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         if (
             re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not script.is_quoted(number)
-            and _OF_SCRIPT.search(line)
+            and (match := _OF_SCRIPT.search(line))
         ):
             yield Problem(
                 number,
-                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
-                "not point to your files",
+                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so "
+                f"{match[0]} does not point to your files",
                 f"use ${variable}",
                 # With an argument, or for a path of Python, a script may not need its own directory.
                 "note" if is_tested or re.search(r"\$\{\d+:?-|PYTHONPATH=", line) else None,
@@ -263,9 +263,10 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
         is_sudo = match[0].strip() == "sudo"
+        unless = ", unless no password is needed" if is_sudo else ""
         yield Problem(
             command.line,
-            f"{shown(match[0])} needs a terminal, and a batch job has none",
+            f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
             else f"remove {'sudo' if is_sudo else 'the command, since the script already runs in a job'}",

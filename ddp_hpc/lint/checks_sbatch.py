@@ -69,8 +69,12 @@ def _options(subject: Subject) -> Iterator[Directive]:
 
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.lines[0].startswith("#!"):
-        yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
+    script = subject.script
+    late = [n for n, line in enumerate(script.lines[:5], 1) if re.match(r"\W{0,3}#![ \t]*/", line)]
+    if not script.lines[0].startswith("#!"):
+        what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
+        remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"
+        yield Problem(1, f"{what} the script, so sbatch rejects it", remedy)
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")
@@ -257,23 +261,21 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
     created = created_directories(script)
-    for d in script.read():
-        if d.flag not in ("--output", "--error"):
-            continue
+    problems: dict[str, Problem] = {}  # by directory
+    for d in (one for one in script.read() if one.flag in ("--output", "--error")):
         remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"
-        if line := created.get(directory_of(d.value)):
-            yield Problem(
-                d.line,
-                f"{before}Slurm opens this log before line {line} creates its directory, so the job fails",
-                remedy,
-                severity,
-            )
-        elif version and "%" in directory_of(d.value):
-            what = f"Slurm does not create the directory {shown(directory_of(d.value))}, so the job fails"
-            yield Problem(d.line, what, "put the log into a directory that exists", severity)
-        elif directory := missing_directory(d.value, start):
-            what = f"the log directory {shown(directory)} does not exist, so {before}the job fails"
-            yield Problem(d.line, what, remedy, severity)
+        directory = directory_of(d.value)
+        if line := created.get(directory):
+            what = f"{before}Slurm opens this log before line {line} creates its directory, so the job fails"
+        elif version and "%" in directory:
+            what = f"Slurm does not create the directory {shown(directory)}, so the job fails"
+            remedy = "put the log into a directory that exists"
+        elif missing := missing_directory(d.value, start):
+            what = f"the log directory {shown(missing)} does not exist, so {before}the job fails"
+        else:
+            continue
+        problems.setdefault(directory, Problem(d.line, what, remedy, severity))
+    yield from problems.values()
 
 
 @check("SLURM022", "error", "an option of other versions of Slurm")

@@ -122,6 +122,22 @@ def test_what_slurm_does_not_replace_is_named(option: str, mark: str) -> None:
     assert [what.startswith(f"the scheduler does not replace {mark} in -") for what in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n" + S, "the shebang of line 2 does not begin the script"),
+        ("\u2248" + S, "the shebang of line 1 does not begin the script"),
+        ("#SBATCH --time=01:00:00\n./x\n", "no shebang begins the script"),
+        (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
+        (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
+        (S + "sudo ./x\n", "'sudo' needs a terminal, unless no password is needed,"),
+    ],
+)
+def test_a_finding_names_what_is_written(text: str, said: str) -> None:
+    found = [one.what for one in lint_script(text) if one.check not in ("JOB027", "JOB034")]
+    assert [said in what for what in found] == [True]
+
+
 def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     assert [one for one in lint_script(f"{TORQUE}./a.out\n\0\0") if one.check == "JOB001"] == []
     assert [one.severity for one in lint_script(f"{S}./a.out\n\0\0")] == ["error"]

@@ -98,7 +98,7 @@ def test_a_comment_for_the_file_silences_all_findings_of_a_check() -> None:
 
 
 def test_the_log_directory_of_a_script_in_the_current_directory_is_checked(tmp_path: Path) -> None:
-    text = SLURM + "#SBATCH --output=logs/%j.out\nsrun ./a.out\n"
+    text = SLURM + "#SBATCH --output=logs/%j.out --error=logs/%j.err\nsrun ./a.out\n"
     (tmp_path / "job.sh").write_text(text)
     assert checks_of(run_cli("lint", "job.sh", cwd=tmp_path).stdout) == ["SLURM020"]
     (tmp_path / "logs").mkdir()

@@ -56,8 +56,11 @@ def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
         yield Contradiction(("--nodes", "--nodelist"), what, remedy, until="22.05")
     gpus = {flag: _gpu_request(given[flag], is_gres=flag == "--gres") for flag in _GPUS if flag in given}
     requests = {flag: request for flag, request in gpus.items() if request}
-    yield from _of_types(requests)
-    yield from _of_gpus(given, {flag: sum(request.values()) for flag, request in requests.items()})
+    of_types = list(_of_types(requests))
+    of_gpus = _of_gpus(given, {flag: sum(request.values()) for flag, request in requests.items()})
+    # One finding for each pair of options: remedies for the types and for the numbers would differ.
+    pairs = [set(one.flags) for one in of_types]
+    yield from (*of_types, *(one for one in of_gpus if set(one.flags) not in pairs))
 
 
 def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
@@ -66,7 +69,7 @@ def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
     if typed and untyped:
         flags = tuple(dict.fromkeys((typed[0], untyped[0])))
         what = f"{typed[0]} has a type of GPU and {untyped[0]} has none, so sbatch rejects them"
-        yield Contradiction(flags, what, "keep one of them, or write the type in both")
+        yield Contradiction(flags, what, _ONE)
 
 
 def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Contradiction]:
