@@ -23,8 +23,9 @@ _LEAST_NS, _LEAST = 1_000_000, 0.01
 def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostTime, ...]:
     """Returns the waits of the host by call, place and reason, those with the longest time first.
 
-    These are calls that synchronize, allocate or free memory, copies whose call ends after the copy, and long
-    times in which no thread that launches kernels calls anything.
+    These are calls that synchronize, allocate or free memory, copies from or to memory that is not pinned,
+    other copies whose call ends after the copy, and long times in which no thread that launches kernels calls
+    anything.
     """
     calls, device = recording.launches, steps.device
     chosen, copies = calls.where(lambda _, name: can_block(name)), np.full(len(calls), -1)
@@ -32,7 +33,11 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
     if device:
         call = device.launches.call
         is_copy = (call >= 0) & recording.device.where(lambda category, _: category == "gpu_memcpy")
-        chosen[call[is_copy][calls.ends[call[is_copy]] >= recording.device.ends[is_copy]]] = True
+        blocks = recording.device.where(
+            lambda _, name: "Pageable" in name
+        )  # CUDA: API synchronization behavior
+        blocks |= np.append(calls.ends, 0)[call] >= recording.device.ends
+        chosen[call[is_copy & blocks]] = True
         copies, still = _copies(recording, device, tree), _without_calls(recording, steps, device)
     # Until the device has finished the last step, or the last operator if no steps are marked.
     last = steps.on_host[1] if steps.separator else recording.host.ends
@@ -80,10 +85,11 @@ def _around(recording: Recording, tree: CallTree, caller: int) -> tuple[str, str
     """
     host = recording.host
     names = [host.names[host.name[one]] for one in tree.enclosing(caller)]
+    names = [pair for pair in names if not pair[1].startswith(STEP)]  # operators in old traces
     operators: list[str] = []
     while names and names[-1][0] == "cpu_op":
         operators.append(names.pop()[1])
-    annotation = names[-1][1] if names and not names[-1][1].startswith(STEP) else ""
+    annotation = names[-1][1] if names else ""
     if not operators:
         return annotation, ""
     outer = operators[-1] if operators[-1] != operators[0] else ""

@@ -20,7 +20,9 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.kernel_kinds import KINDS
-from ddp_hpc.trace.slow_steps import differences, slow_among
+from ddp_hpc.trace.region_times import RECOMPUTED
+from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
+from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
 from ddp_hpc.trace.wait_findings import cut_starts, idle_device, waits_of_host
 
@@ -47,6 +49,7 @@ _SLOWER = 1.05
 """The ratio of their durations above which they are slower beside collectives."""
 _LEAST_COMPARED_S = 5e-6
 """The least duration of these kernels, since the timestamps of some traces are microseconds."""
+_CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
 _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
@@ -58,11 +61,12 @@ def findings(capture: Capture) -> list[str]:
     sentences = _step(capture)
     if straggler := capture.straggler:
         is_shared = 2 * straggler.share * wall_s < straggler.excess_s
-        sentences.append(
-            f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
-            f"Without {'this rest' if straggler.before_s else 'this delay'}, a step would be "
+        gain = (
+            f" Without {'this rest' if straggler.before_s else 'this delay'}, a step would be "
             f"up to {straggler.share:.0%} shorter{', since another rank is nearly as slow' * is_shared}."
         )
+        delays = f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}."
+        sentences.append(delays + gain * (straggler.share > 0))
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
     sentences += [_gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
@@ -73,19 +77,26 @@ def findings(capture: Capture) -> list[str]:
             f"(median {duration(load.median_s)})."
         )
     sentences += idle_device(capture, wall_s)
-    return [*sentences, *_communication(capture), *_conversions(capture.ranks)]
+    return [*sentences, *_communication(capture), *_avoidable(capture)]
 
 
-def _conversions(ranks: Sequence[RankTrace]) -> Iterator[str]:
-    """Yields advice if kernels that change the memory format of images take a large part of the time."""
-    kernels = [kernel for trace in ranks for kernel in trace.kernels]
+def _avoidable(capture: Capture) -> Iterator[str]:
+    """Names changes of the memory format of images, and recomputation, if they take a large part of the time
+    of computing kernels.
+    """
+    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    all_s, num = sum(kernel.total_s for kernel in kernels) or 1.0, len(capture.ranks) * capture.num_steps
     changing_s = sum(kernel.total_s for kernel in kernels if _CONVERSION.search(kernel.name))
-    share = changing_s / (sum(kernel.total_s for kernel in kernels) or 1.0)
-    if share >= _MUCH:
-        yield (
-            f"Changes between the memory formats NCHW and NHWC take {share:.0%} of the time of kernels; "
-            "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them."
-        )
+    again_s = sum(
+        region.device_s for trace in capture.ranks for region in trace.regions if region.name == RECOMPUTED
+    )
+    for time_s, what, remedy in (
+        (changing_s, "Changes between the memory formats NCHW and NHWC take", _CHANNELS_LAST),
+        (again_s, "Recomputation takes", "it saves memory: checkpoint fewer layers if there is enough"),
+    ):
+        if time_s >= _MUCH * all_s:
+            share, each = f"{time_s / all_s:.0%} of the time of computing kernels", duration(time_s / num)
+            yield f"{what} {share} ({each}{capture.per_step}); {remedy}."
 
 
 def _gains(capture: Capture, wall_s: float) -> str:
@@ -118,16 +129,20 @@ def _gains(capture: Capture, wall_s: float) -> str:
         gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
         return f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
     kinds: defaultdict[str, float] = defaultdict(float)
+    names: defaultdict[str, float] = defaultdict(float)
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
         if kernel.kind in KINDS:
             kinds[kernel.kind] += kernel.total_s
+            names[kernel.name] += kernel.total_s
     total_s = sum(kinds.values())
     largest = sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_NAMED]
+    longest_kernel = max(names, key=lambda name: names[name], default="")
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in largest if total_s)
+    most = f", and {names[longest_kernel] / total_s:.0%} in {short(longest_kernel)}" if named else ""
     wait = "No wait of the device" if capture.on_device else "No wait"
     return (
         f"{wait} takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
-        "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
+        "much shorter" + (f"; the time of the kernels that compute is {named}{most}." if named else ".")
     )
 
 
@@ -169,8 +184,13 @@ def _step(capture: Capture) -> list[str]:
             f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
             "so the mean step is typical of neither."
         )
-    if slow := slow_among(lengths):
-        sentences.append(_slow_steps(ranks, slow, lengths))
+    first = [trace.steps[0] for trace in ranks if trace.busy]
+    cut_off = {
+        step.number for step in first if -(step.on_host or (0.0, 0.0))[0] > CUT_OFF * step.times.wall_s
+    }
+    whole = {number: length for number, length in lengths.items() if number not in cut_off}
+    if slow := slow_among(whole) if whole else []:
+        sentences.append(_slow_steps(ranks, slow, whole))
     return sentences
 
 
@@ -207,7 +227,7 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
     """
     slow_times: list[Times] = []
     times: list[Times] = []
-    for step in (step for trace in ranks for step in trace.steps):
+    for step in (step for trace in ranks for step in trace.steps if step.number in lengths):
         (slow_times if step.number in slow else times).append(step.times)
     more = differences(slow_times, times)
     more_s = sum(more.values())

@@ -82,7 +82,9 @@ def kernel_category(name: str, operator: str = "") -> str:
         return (collective in SHARED_KINDS and annotated_kind(operator)) or collective
     texts = (name, operator) if _OPERATOR.fullmatch(operator) else (name,)
     matches = (kind for text in texts for kind, words in _RULES if words.search(text))
-    return next(matches, "other")
+    kind = next(matches, "other")
+    # Libraries compute convolutions as matrix products.
+    return "convolution" if kind == "matrix products" and "convolution" in operator else kind
 
 
 def uses_tensor_cores(name: str) -> bool:

@@ -50,6 +50,10 @@ def first_input(recording: Recording, steps: Steps) -> str:
     if not len(at):
         return "unknown, because no convolution, embedding or linear layer was recorded"
     first = at[np.lexsort((-host.durations[at], host.starts[at]))[0]]
+    calls = recording.launches
+    is_graph = calls.where(lambda _, name: "GraphLaunch" in name)
+    if (steps.contain_on_host(calls.starts) & is_graph & (calls.starts < host.starts[first])).any():
+        return "not recorded, because the first layers run in graphs (CUDA or HIP)"
     name = host.names[host.name[first]][1]
     shapes, _, dtype = recording.shapes[host.fields["shapes"][first]].partition(" (")
     arguments = shapes.split(", ")

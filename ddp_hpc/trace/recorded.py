@@ -72,7 +72,7 @@ def _use_of_cores(capture: Capture) -> str:
 
 def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
     """Yields the shares of the data types, for each kind of kernels with matrix products, and the share of
-    these kernels in the time of all.
+    these kernels in the time of all that compute.
 
     They are those of inputs, unless these were not recorded or the name of the kernel has a type of fewer
     bits: torch.ops of other libraries convert their inputs themselves.
@@ -81,12 +81,12 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
         inputs, named = re.search(r"\((\w+)", kernel.shapes), data_type(kernel.name)
         times[kernel.kind][inputs[1] if inputs and named not in ("FP4", "FP8") else named] += kernel.total_s
-    all_s = sum(kernel.total_s for trace in capture.ranks for kernel in trace.kernels)
+    all_s = sum(sum(times[kind].values()) for kind in KINDS)
     for kind in _PRODUCTS:
         kind_s = sum(times[kind].values()) or 1.0
         shares = {dtype: dtype_s / kind_s for dtype, dtype_s in times[kind].items()}
         longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]
         shown = ", ".join(f"{shares[dtype]:.1%} {dtype}" for dtype in longest if shares[dtype] > _LEAST_SHARE)
         if shown and kind_s < (1 - _LEAST_SHARE) * all_s:
-            shown += f"; these kernels take {kind_s / all_s:.1%} of the kernel time"
+            shown += f"; these kernels take {kind_s / all_s:.1%} of the time of computing kernels"
         yield f"data types of {kind}", shown

@@ -21,6 +21,9 @@ _LONGER = 1.1
 _LEAST = 0.1
 """Fraction of the difference that a call or kernel must have to be named."""
 _MOST_STEPS = 10
+CUT_OFF = 0.01
+"""Fraction of the first step. If the device runs work from before the recording for longer at its start, the
+step is too short for a comparison, since this time does not count."""
 
 
 def slow_among(lengths: Mapping[int, float]) -> list[int]:
@@ -51,6 +54,12 @@ def differences(slow: Sequence[Times], others: Sequence[Times]) -> dict[str, flo
 def slow_steps(recording: Recording, steps: Steps, tree: CallTree) -> tuple[SlowStep, ...]:
     """Returns the slow steps of a rank, the longest first."""
     lengths = {at: times.wall_s for at, times in enumerate(steps.times)}
+    if (
+        len(lengths) > 1
+        and steps.device
+        and steps.starts[0] > steps.on_host[0][0] + CUT_OFF * 1e9 * lengths[0]
+    ):
+        del lengths[0]
     slow = slow_among(lengths) if lengths else []
     if not slow:
         return ()

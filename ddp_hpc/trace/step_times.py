@@ -157,12 +157,13 @@ def _measure_device(
     is_counted = np.where(
         launches.is_known, index_at(on_host_steps, launches.moment) >= 0, is_in_step & ~launches.is_earlier
     ) | (not separator)
-    is_unlinked = is_kernel & ~launches.is_known
+    kernels = is_kernel & is_counted
+    is_unlinked = kernels & ~launches.is_known
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, on_host, sets["compute"], separator,
         on_host_steps,
         outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
-        unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
+        unlinked_share=float(is_unlinked.sum() / max(1, kernels.sum())),
         device=DeviceActivity(busy, gaps, launches, launched_in, waited_for, is_counted),
     )  # fmt: skip
 

@@ -166,15 +166,18 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         return Straggler(rank, "idle", waited_s, share, evidence, 0.0, waited_s)
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
-        f". {duration(before_s)} of this is due to its late start: its host begins the step "
+        f". At least {duration(before_s)} of this is due to its late start: its host begins the step "
         f"{duration(late_s)} after that of the first rank, for a cause before this "
-        f"{'step' if num_steps > 1 else 'recording'}. The trace does not explain the rest, "
-        f"{duration(waited_s - before_s)}"
+        f"{'step' if num_steps > 1 else 'recording'}"
     )
     own = {trace.rank: trace.host_own_s for trace in ranks if trace.busy}
     if rank in own and len(own) > 1:
         others_s = statistics.median(own_s for other, own_s in own.items() if other != rank)
+        if own[rank] <= others_s and before_s >= waited_s / 2:
+            # Ranks that begin earlier also reach later collectives earlier, until they wait for the device.
+            return Straggler(rank, "idle", 0.0, 0.0, evidence, before_s, waited_s)
         evidence += (
+            f". The trace does not explain the rest, {duration(waited_s - before_s)}"
             f": without blocking calls, its host works for {duration(own[rank])} in the step, those of the "
             f"others for {duration(others_s)} (median)"
         )

@@ -114,9 +114,10 @@ def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
         if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
     ]
     if named:
+        first = "first " * (capture.num_steps > 1)
         yield (
-            f"The step is cut off at its start on rank {first_of(named)}: the device still ran earlier work, "
-            "so this time and data loading in it are not in the step."
+            f"The {first}step is cut off at its start on rank {first_of(named)}: the device still ran "
+            "earlier work, so this time and data loading in it are not in the step."
         )
 
 

@@ -70,7 +70,7 @@ def on_device(num_ranks: int = 2, **run: Any) -> Capture:
     return replace(
         capture_of("gpus", ranks),
         warnings=("Warning: worker1.pt.trace.json is cut off, so the times after the cut are missing.",),
-        path=CriticalPath(4, 0, 1, 2, rows),
+        path=CriticalPath(4, 0, 1, rows),
     )
 
 

@@ -107,7 +107,7 @@ def test_what_would_help_most_is_named_in_order(tmp_path):
     busy = read_capture(write(tmp_path / "busy" / "rank0.json", events).parent)
     assert busy.findings[1] == (
         "No wait of the device takes more than 5% of a step, so only less or faster computation would make "
-        "it much shorter; the time of the kernels that compute is 100% matrix products."
+        "it much shorter; the time of the kernels that compute is 100% matrix products, and 100% in sgemm."
     )
     assert busy.findings[0].endswith("record several, for example with schedule(active=3).")
 
@@ -140,6 +140,32 @@ def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_p
         "cudaStreamSynchronize in aten::copy_ aten::item in forward DtoH 1 2 0.05 0.05 1 0.05 0 0.05",
         "cudaMalloc - - 1 2 0.02 0.02 1 0.02 0 0.02",
     ]
+
+
+def test_a_copy_of_memory_that_is_not_pinned_blocks_the_host_in_its_call(tmp_path):
+    """In old traces, the steps are operators."""
+    events = [event("cpu_op", "ProfilerStep#4", 0, 1000), event("cpu_op", "ProfilerStep#5", 1000, 1000)]
+    for number in range(2):
+        at = 1000 * number
+        events.append(event("cuda_runtime", "cudaMemcpyAsync", at, 50, correlation=number))
+        copy = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 20, 40, 7, correlation=number)
+        events += [event("cpu_op", "aten::copy_", at, 60), copy]
+    (row,) = tables.blocking_calls(read_capture(write(tmp_path / "r0.json", events))).rows
+    assert (row["call"], row["num_all"], row["total_s"]) == (
+        "cudaMemcpyAsync in aten::copy_", 2, pytest.approx(50 * US),
+    )  # fmt: skip
+
+
+def test_a_first_step_that_is_cut_off_is_not_compared_with_the_others(tmp_path):
+    events = [event("kernel", "of an earlier step", 0, 150, 7), *launch(0, -1, "of an earlier step", 0, 150)]
+    for number, begin in enumerate((50, 200, 400, 650)):
+        length = 250 if number == 2 else 200
+        events += [annotation(f"ProfilerStep#{number}", begin, length)]
+        events += launch(1 + number, begin + 5, "sgemm", max(begin + 10, 150), 50)
+    (said,) = (
+        text for text in read_capture(write(tmp_path / "r0.json", events)).findings if "longer" in text
+    )
+    assert "Step" in said
 
 
 def test_the_advice_on_a_copy_is_that_for_its_direction(tmp_path):
@@ -229,7 +255,7 @@ def test_the_longest_gaps_are_listed_by_what_the_host_does(tmp_path):
 
 
 def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
-    """Rank 2 begins 200 us late, 140 us later than the mean, and loses 15 us more for the three others."""
+    """Rank 2 begins 200 us late, 140 us later than the mean, and is 15 us late at a second collective."""
     nccl = {"Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float", "Group size": 4}
     for rank in range(4):
         begin, second = (200, 415) if rank == 2 else (10 * rank, 400)
@@ -242,13 +268,14 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     capture = read_capture(tmp_path)
     slow = capture.straggler
     assert (slow.rank, slow.before_s) == (2, pytest.approx(140 * US, abs=US))
-    assert slow.excess_s == pytest.approx(15 * US * 3 / 4, abs=US)
+    assert slow.share == 0, "its host works for less time than those of the others"
     assert any("without the late start of rank 2" in sentence for sentence in capture.findings)
     said = capture.findings[1]
-    assert "140 us of this is due to its late start: its host begins the step 200 us after that of" in said
-    assert "for a cause before this recording. The trace does not explain the rest, 11.2 us: without" in said
-    share = f"{15 * US / capture.mean.wall_s:.0%}"
-    assert f"Without this rest, a step would be up to {share} shorter." in said
+    assert (
+        "At least 140 us of this is due to its late start: its host begins the step 200 us after that" in said
+    )
+    assert "for a cause before this recording." in said
+    assert "does not explain" not in said
 
 
 def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):

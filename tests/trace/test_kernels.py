@@ -65,6 +65,7 @@ def test_a_kernel_whose_name_says_nothing_has_the_kind_of_its_operator():
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)", "nccl:all_reduce") == "all_reduce"
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)") == "collective"
     assert kernel_category("ncclKernel_SendRecv_RING_SIMPLE", "nccl:all_to_all") == "all_to_all"
+    assert kernel_category("volta_sgemm_64x64_nt", "aten::convolution_backward") == "convolution"
     assert kernel_category("distribution_kernel", "aten::normal_") == "elementwise"
     assert kernel_category("vector_norm_float", "aten::linalg_vector_norm") == "softmax and reductions"
 
@@ -356,6 +357,17 @@ def test_the_input_of_the_first_layer_shows_the_batch_size(tmp_path, name, dims,
     assert dict(about(capture))["input of the first layer"] == f"{shown} in {name})"
 
 
+def test_the_first_layer_is_unknown_if_graphs_run_before_the_first_operator(tmp_path):
+    events = [event("cuda_runtime", "cudaGraphLaunch", 0, 5, correlation=1), event("kernel", "k", 8, 90, 7)]
+    events += [
+        event("cpu_op", "aten::linear", 20, 9, **{"Input Dims": [[46, 2880], [9, 2880]]})
+    ]  # the last layer
+    capture = read_capture(write(tmp_path / "rank0.json", events))
+    assert dict(about(capture))["input of the first layer"].startswith(
+        "not recorded, because the first layers"
+    )
+
+
 def test_missing_shapes_are_said_with_the_option_that_records_them(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", training()))
     said = "shapes were not recorded (record_shapes=True)"
@@ -372,7 +384,7 @@ def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path
     events += [event("cpu_op", "aten::mm", 60, 50), *launch(2, 65, "sgemm_32x32", 200, 25)]
     events += launch(3, 120, "elementwise_kernel<float>", 300, 500)
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    share = "; these kernels take 16.7% of the kernel time"
+    share = "; these kernels take 16.7% of the time of computing kernels"
     assert dict(about(capture))["data types of matrix products"] == shown + share
     assert "data types of attention" not in dict(about(capture))
 
@@ -452,7 +464,7 @@ def test_much_time_in_changes_of_the_memory_format_gets_advice(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 900), *launch(1, 0, "batched_transpose_32x32_half", 100, 100)]
     events += launch(2, 10, "Cijk_Ailk_MI16", 200, 500)
     said = read_capture(write(tmp_path / "rank0.json", events).parent).findings
-    assert any("NCHW and NHWC take 17% of the time of kernels; " in sentence for sentence in said)
+    assert any("NCHW and NHWC take 17% of the time of computing kernels " in sentence for sentence in said)
 
 
 @pytest.mark.parametrize(
