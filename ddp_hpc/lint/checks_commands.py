@@ -12,6 +12,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
+from ddp_hpc.request.program import program_of
 
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
@@ -140,7 +141,9 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         last = previous.line + previous.text.count("\n")
         has_options = not (_OPTION.fullmatch(previous.words[0]) or _SHORT.fullmatch(previous.name))
         is_next = last == command.line - 1 or re.fullmatch(r"\s*(?:#.*)?", script.lines[last - 1])
-        is_run = is_option and is_next and command.ends in ("\n", "&", ";") and not is_reported
+        # A pattern of `case`, such as -h|--help, has one word.
+        is_whole = command.ends in ("\n", "&", ";") or (command.ends == "|" and len(command.words) > 1)
+        is_run = is_option and is_next and is_whole and not is_reported
         if is_run and has_options and is_reached(script.text, command.line):
             yield Problem(
                 command.line,
@@ -161,16 +164,17 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     after = script.commands[script.commands.index(last) + 1 :]
     started = _program_before(script.commands, last)
     waits = any(word == "wait" for c in script.commands for word in c.words)
-    if (
-        not waits
-        and all(_SHORT.fullmatch(c.name) for c in after if c.name)
-        and not _MONITORS.search(started.text)
-    ):
+    # The last of several equal programs may run in the foreground, and end first.
+    rest = [c for c in after if c.name and not _SHORT.fullmatch(c.name)]
+    equal = {program_of(c.launched or c.argv) for c in (started, *rest)}
+    is_last_of_several = len(background) > 1 and len(rest) == 1 and len(equal) == 1
+    if not waits and (not rest or is_last_of_several) and not _MONITORS.search(started.text):
         yield Problem(
             started.line,
             f"the script ends while {shown(started.name)} runs in the background, and "
             f"{subject.scheduler.title} then ends the job",
             "add wait at the end of the script",
+            "warning" if rest else None,
         )
 
 

@@ -345,9 +345,8 @@ def runs_training(start: Start) -> bool:
         return False
     names = files_of(program, directory).names if directory else ()
     texts = [(text_of(directory / name) or b"").decode("utf-8", "replace") for name in names if directory]
-    if texts:
-        return any(_TORCH.search(text) or _CONNECTS.search(text) for text in texts)
-    return bool(_TRAINING.fullmatch(program.name.rpartition("/")[2]))
+    known = [bool(_TORCH.search(text) or _CONNECTS.search(text)) for text in texts]
+    return any(known) if known else bool(_TRAINING.fullmatch(program.name.rpartition("/")[2]))
 
 
 def reaches_other_nodes(subject: Subject) -> bool:

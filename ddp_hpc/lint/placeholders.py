@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
-  | \.\.\.$
+  | \.\.\.$ | (?<![\w-])(?:project|account|partition)[_-]name(?![\w-])
     """,
     re.VERBOSE,
 )
@@ -30,7 +30,7 @@ _COMMENT = re.compile(r"(?:^|\s)#(?!#?[A-Z]\w*#).*")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
 _MARKED = re.compile(
     r"\$(?:\w+|\{[^{}]*\}|\([^()]*\))?|\{\{.*|\{%.*|<%.*|<[A-Za-z_](?![^<>]*@[^<>]*>)[^<>]*>?|\{[A-Za-z_]\w*\}|"
-    r"@[A-Z]\w*@|^__[A-Za-z]\w*__$"
+    r"@[A-Z]\w*@|\byour[\w.-]*(?=@)|^__[A-Za-z]\w*__$"
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)

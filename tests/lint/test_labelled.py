@@ -115,14 +115,6 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
 
 
 @pytest.mark.parametrize(
-    ("option", "mark"), [("-e $1.%J.err", "$1"), ("-J ${A}_x", "${A}"), ("-J a<name>", "<name>")]
-)
-def test_what_slurm_does_not_replace_is_named(option: str, mark: str) -> None:
-    found = [one.what for one in lint_script(f"{S}#SBATCH {option}\n") if one.check == "JOB017"]
-    assert [what.startswith(f"the scheduler does not replace {mark} in -") for what in found] == [True]
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("\n" + S, "the shebang of line 2 does not begin the script"),
@@ -130,6 +122,8 @@ def test_what_slurm_does_not_replace_is_named(option: str, mark: str) -> None:
         ("#SBATCH --time=01:00:00\n./x\n", "no shebang begins the script"),
         (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
+        (S + "#SBATCH -e $1.%J.err\n", "does not replace $1 in --error"),
+        (S + "#SBATCH -J a<name>\n", "does not replace <name> in --job-name"),
         (S + "sudo ./x\n", "'sudo' needs a terminal, unless no password is needed,"),
     ],
 )

@@ -56,11 +56,9 @@ def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
         yield Contradiction(("--nodes", "--nodelist"), what, remedy, until="22.05")
     gpus = {flag: _gpu_request(given[flag], is_gres=flag == "--gres") for flag in _GPUS if flag in given}
     requests = {flag: request for flag, request in gpus.items() if request}
-    of_types = list(_of_types(requests))
     of_gpus = _of_gpus(given, {flag: sum(request.values()) for flag, request in requests.items()})
     # One finding for each pair of options: remedies for the types and for the numbers would differ.
-    pairs = [set(one.flags) for one in of_types]
-    yield from (*of_types, *(one for one in of_gpus if set(one.flags) not in pairs))
+    yield from {frozenset(one.flags): one for one in (*of_gpus, *_of_types(requests))}.values()
 
 
 def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
