@@ -387,6 +387,11 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
-        if command.name == "tee" and before.name not in _WRITES_TEXT and "$?" in after:
+        if (
+            command.name == "tee"
+            and before.ends in ("|", "|&")
+            and before.name not in _WRITES_TEXT
+            and "$?" in after
+        ):
             what = "the status is that of tee, which succeeds even if the command before it fails"
             yield Problem(command.line, what, "add set -o pipefail before the commands")

@@ -117,7 +117,7 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         or start.launcher_hides_options
     )
     if is_static and connects and start.is_launched and nodes > 1 and not is_set:
-        what = "without --rdzv-backend, torchrun of each node has rank 0 unless --node-rank is given"
+        what = "the rendezvous is static, so torchrun of each node has rank 0 unless --node-rank is given"
         yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
 
 
@@ -141,7 +141,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif (
             start.options_of("accelerate").get("--num-machines", "1") == "1" and start.program == "accelerate"
-        ):
+        ) and start.options_of("accelerate").keys().isdisjoint(("--config-file", "--cpu", "--use-cpu")):
             ranks = whole_number(start.given("--num-processes"))
         elif (
             start.is_launched

@@ -69,14 +69,14 @@ def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
         program, text = program_of(start.words), ""
         if program is not None and program.kind == "file" and subject.directory:
             text = (text_of(subject.directory / program.name) or b"").decode("utf-8", "replace")
-        trainer = re.search(r"\bTrainer\((.{,800})", text, re.DOTALL)
+        trainer = re.search(r"\bTrainer\(((?:[^()]|\([^()]*\)){,800})\)", text)
         given = (trainer[1] if trainer and "lightning" in text else "") + " " + start.command.text
         option = {
             "num_nodes": (start.num_nodes, "--nodes"),
             "devices": (start.ranks_per_node, "--ntasks-per-node"),
         }
         for name, (has, flag) in option.items():
-            wanted = re.search(rf"(?:^\s*|,\s*|\btrainer\.){name}\s*[= ]\s*(\d+)\b", given)
+            wanted = re.search(rf"(?:^\s*|,\s*|\btrainer\.){name}\s*[= ]\s*(\d+)\b(?!\s+if\b)", given)
             if wanted and has and int(wanted[1]) != has:
                 what = f"Lightning expects {flag}={wanted[1]}, because of {name}, and srun uses {has}"
                 yield Problem(start.command.line, what, f"request {flag}={wanted[1]}, or set {name}={has}")

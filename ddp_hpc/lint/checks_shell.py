@@ -16,9 +16,10 @@ _NAME = r"[A-Za-z_]\w*"
 _LAUNCH = (
     r"(?:srun|mpirun|mpiexec)\s+(?:(?:-[A-Za-z]+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
 )
+_IMAGE = r"\S*\.(?:sif|simg|sqsh|img)"
 _EXEC = (
-    r"(?:singularity|apptainer)\s+exec\s+(?:[^#|<]*\s)?(?<!-B )(?<!-o )(?<!bind )(?<!overlay )"
-    r"[^-\s=:,]\S*\.(?:sif|simg|sqsh|img)\s*"
+    rf"(?:singularity|apptainer)\s+exec\s+(?:-\S+\s+(?:(?!{_IMAGE}(?:\s|$))[^\s-]\S*\s+)?)*"
+    rf"[^-\s=:,]{_IMAGE}\s*"
 )
 _PYTHON = r"[^'\"#]*\bpython[\d.]*\s+(?:-u\s+)?"
 # The beginning of a command, what is wrong with it, and what to write instead.
@@ -35,22 +36,34 @@ _BEGINNINGS = (
     (r"export\s+\w+=[^\s\"']+,\s+\w+=", "the comma is a part of the value", "omit it"),
     (r"(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b", "no such command", "write module"),
     (r"screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d", "the job ends while this runs", "start it directly"),
-    (rf"{_PYTHON}(?:torchrun|accelerate|mpirun|srun)\s", "Python opens a file of this name", "omit python"),
-    (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
-    (r"(?:srun\s[^#'\"]*)?\b(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
-    (rf"{_PYTHON}-m\s+torch\.distributed\.(?!launch\b|run\b|elastic)\w", "no such module", "use torchrun"),
-    (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
-    (r"(?:cd|mkdir|source)\s[^\"]*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
     (
-        r"[^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*\"[^\"']*\{\s*print \$\d",
+        rf"(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b){_PYTHON}(?:torchrun|accelerate|mpirun|srun)\s",
+        "Python opens a file of this name",
+        "omit python",
+    ),
+    (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
+    (rf"(?:{_LAUNCH})?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
+    (
+        rf"{_PYTHON}-m\s+torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w",
+        "no such module",
+        "use torchrun",
+    ),
+    (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
+    (r"(?:cd|mkdir|source)\s[^\"']*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
+    (
+        r"[^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*\"(?!BEGIN)[^\"']*\{\s*print \$\d",
         "in double quotes, bash expands the $1 of awk",
         "write \\\\$1, or use awk -v and single quotes",
     ),
     (rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)$", "bash does not compute it", "write $(( ))"),
-    (r"[^#]*--rdzv[-_]backend[= ](?!c10d|static|etcd|[\"$])", "PyTorch has no such backend", "use c10d"),
+    (
+        r"[^#]*--rdzv[-_]backend[= ]\s*(?!['\"]?(?:c10d|static|etcd)|[\s\"'$])",
+        "PyTorch has no such backend",
+        "use c10d",
+    ),
     (r"[^#]*--rdzv[-_]endpoint[= ]\"?\w+://", "the endpoint is HOST:PORT, without a protocol", "omit it"),
     (
-        r"[^#]*scontrol\s+show\s+host(?!(?:name)?s?\b)\w+",
+        r"[^#]*scontrol\s+show\s+host(?!(?:name)?s?\b|list(?:sorted)?\b)\w+",
         "scontrol does not know this word",
         "write hostnames",
     ),
@@ -77,7 +90,7 @@ _BEGINNINGS = (
     ),
     (rf"{_LAUNCH}{_NAME}=\S", "the launcher takes this for a program", "write it before the launcher"),
     (
-        rf"{_LAUNCH}[^#'\"]*\b(?:ba)?sh\s+-\w*c\s+([\"'])\s*"
+        rf"{_LAUNCH}[^#'\"]{{,500}}\b(?:ba)?sh\s+-\w*c\s+([\"'])\s*"
         r"(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$",
         "this changes only a shell that ends with it",
         "write it in the script, or before the program in the same bash -c",
@@ -86,14 +99,27 @@ _BEGINNINGS = (
     (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
     (r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s", "the hosts need commas", "write HOST:N,HOST:N"),
     (
-        r"srun\s(?:[^#'\"]*\s)?--mpi[= ](?!none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$)",
+        r"srun\s(?:[^#'\"]*\s)?--mpi[= ]"
+        r"(?![\"']?(?:none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))",
         "Slurm has no such type of MPI",
         "use --mpi=pmix, or a type that srun --mpi=list prints",
     ),
-    (r"srun\s[^#]*\bray\s+start\s(?![^#]*--block)", "ray start returns, which ends the step", "add --block"),
-    (r"srun\s+(?:\S+\s+)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b", "this has one dash", "write two dashes"),
+    (
+        r"srun\s[^#'\"]*\bray\s+start\s(?![^#]*--block)",
+        "ray start returns, which ends the step",
+        "add --block",
+    ),
+    (
+        r"srun\s+(?:-\S+\s+(?:[^\s-]\S*\s+)?)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b",
+        "this has one dash",
+        "write two dashes",
+    ),
     (r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-", "sbatch takes this for the script", "write - before it"),
-    (r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ][^#]*\s--\1[= ]", "only the last counts", "join both"),
+    (
+        r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ]",
+        "only the last counts",
+        "join both",
+    ),
     (r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@\"'${}\[\]-]+$", "this starts a shell that ends", "append a command"),
     (r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s", "gmx_mpi has no thread-MPI", "use -ntomp"),
     (r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1", "* is quoted here", "put it outside"),
@@ -131,7 +157,7 @@ _BEGINNINGS = (
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\|))")
 _ENDLESS = re.compile(
-    r"nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s|tensorboard\s+--logdir|"
+    r"nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|tensorboard\s+--logdir|"
     r"vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block"
 )
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
@@ -169,7 +195,11 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
     quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
     if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
-    is_followed = command.ends == "\n" and command is not script.commands[-1]
+    line, *following = script.lines[command.line - 1 :]
+    following_word = next((text.split()[0] for text in following if text.strip()), "")
+    # In a function, a loop or a branch, what follows may run without it.
+    is_inside = line[:1].isspace() or re.match(r"else|elif|fi|done|esac|[})]", following_word)
+    is_followed = command.ends == "\n" and command is not script.commands[-1] and not is_inside
     if is_followed and _ENDLESS.match(command.text) and not re.search(r"\btimeout\b", command.text):
         yield "this command does not end, so the next one never starts", "write & at its end"
     submits = _SUBMITTED.match(outside)

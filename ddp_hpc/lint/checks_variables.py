@@ -83,7 +83,10 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
             if near and name != f"{near}_" and _comes_from_outside(script, name, near):
                 continue
-        if _OF_RANKS.fullmatch(name) and "container" not in script.text:  # a hook of enroot sets them
+        # A hook of enroot, or a file that is read, may set them.
+        if _OF_RANKS.fullmatch(name) and not re.search(
+            r"container|(?:^|[\s'\";])(?:source|\.)\s", script.text
+        ):
             what = f"nothing sets {name} before this command"
             yield Problem(line, what, "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'")
         elif near:

@@ -242,7 +242,9 @@ def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
             "next, and the time before the first one is not counted"
         )
     elif not steps.separator:
-        from_kernel = ", from the start of the first kernel to the end of the last," if steps.device else ""
+        from_kernel = (
+            ", from the start of the first kernel or copy to the end of the last," if steps.device else ""
+        )
         notes.append(
             f"profiler.step() was not called, so the whole recording{from_kernel} is treated as one step"
         )

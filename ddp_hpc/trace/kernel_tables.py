@@ -43,7 +43,7 @@ def copies(capture: Capture) -> Table:
         Column("bytes", "size", format_bytes),
         Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
     ]
-    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"]]
+    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"] and row["total_s"]]
     return Table(columns, [row | {"bytes_per_s": row["bytes"] / row["total_s"]} for row in rows])
 
 

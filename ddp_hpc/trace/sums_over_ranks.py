@@ -39,10 +39,10 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
-        means |= {"longest_s": max(values.get("longest_s", 0.0) for _, values in own)}
+        longest = max((values for _, values in own), key=lambda values: values.get("longest_s", 0.0))
         for name, (value, rank) in edges:
             means |= {f"{name}_s": value, f"{name}_rank": rank}
-        rows.append(own[0][1] | means | {"num_all": sum(values["num_calls"] for _, values in own)})
+        rows.append(longest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
 
 

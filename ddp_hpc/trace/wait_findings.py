@@ -64,7 +64,7 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
     still = [row for row in rows if row["reason"] == NO_CALL]
     rows = [row for row in rows if row["reason"] != NO_CALL]
     blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
-    if capture.on_device and blocked_s >= _MUCH * wall_s:
+    if rows and capture.on_device and blocked_s >= _MUCH * wall_s:
         first = rows[0]
         num_calls = capture.has_steps * sum(row["num_calls"] for row in rows if row["name"] == first["name"])
         advice = (
@@ -100,7 +100,7 @@ def _cost(rows: Sequence[Row], capture: Capture) -> str:
     idle_s = sum(row["idle_s"] for row in rows)
     if idle_s < _LITTLE * capture.mean.wall_s:
         return f"The device has work meanwhile, so this hardly makes {capture.a_step} longer."
-    return f"About {duration(idle_s)} of this is lost, since the device does nothing meanwhile."
+    return f"At most {duration(idle_s)} of this is lost: the device does nothing during or right after it."
 
 
 def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:

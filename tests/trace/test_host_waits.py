@@ -191,7 +191,9 @@ def test_the_advice_on_a_copy_is_that_for_its_direction(tmp_path):
             "cudaStreamSynchronize in aten::copy_ in aten::index, which waits for the copy "
             f"{memory}. {advice}"
         ) in said
-        assert said.endswith("About 306 us of this is lost, since the device does nothing meanwhile.")
+        assert said.endswith(
+            "At most 306 us of this is lost: the device does nothing during or right after it."
+        )
 
 
 def test_a_host_that_stands_still_without_a_call_is_named_with_its_annotation(tmp_path):
