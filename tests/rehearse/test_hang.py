@@ -30,7 +30,8 @@ def test_a_rank_that_hangs_in_a_rehearsal_is_named_and_the_run_completes(
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--cpus-per-node", "1"]
-    options += ["--idle-timeout", "20", "--progress", "checkpoint", "-o", "job.sh", "--", "python", "train.py"]
+    options += ["--idle-timeout", "20", "--progress", "checkpoint", "-o", "job.sh"]
+    options += ["--", "python", "train.py"]
     assert launch(["ddp-hpc", "render", *options], cwd=tmp_path).exit_code == 0
     done = rehearse("job.sh", timeout_s=120.0)
     log = done.stdout + done.stderr
