@@ -190,17 +190,23 @@ def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
             yield what, remedy
 
 
+def _keeps_others_waiting(script: Script, command: Command) -> bool:
+    """Returns whether a command that does not end runs in the foreground, with others after it."""
+    is_last = command.ends != "\n" or command is script.commands[-1]
+    if is_last or not _ENDLESS.match(command.text) or re.search(r"\btimeout\b", command.text):
+        return False
+    line, *following = script.lines[command.line - 1 :]
+    following_word = next((text.split()[0] for text in following if text.strip()), "")
+    # In a function, a loop or a branch, what follows may run without it.
+    return not line[:1].isspace() and not re.match(r"else|elif|fi|done|esac|[})]", following_word)
+
+
 def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]:
     outside = re.sub(r"'[^']*'", "", command.text)
     quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
     if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
-    line, *following = script.lines[command.line - 1 :]
-    following_word = next((text.split()[0] for text in following if text.strip()), "")
-    # In a function, a loop or a branch, what follows may run without it.
-    is_inside = line[:1].isspace() or re.match(r"else|elif|fi|done|esac|[})]", following_word)
-    is_followed = command.ends == "\n" and command is not script.commands[-1] and not is_inside
-    if is_followed and _ENDLESS.match(command.text) and not re.search(r"\btimeout\b", command.text):
+    if _keeps_others_waiting(script, command):
         yield "this command does not end, so the next one never starts", "write & at its end"
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:

@@ -451,6 +451,13 @@ class RankTrace:
         return sum(call.total_s for call in calls) / len(self.steps)
 
     @property
+    def cut_off_s(self) -> float:
+        """The time in which the device still ran earlier work after the host had begun the first step, which
+        does not count; negative if the host began later.
+        """
+        return -(self.steps[0].on_host or (0.0, 0.0))[0]
+
+    @property
     def host_own_s(self) -> float:
         """The mean step on the host without this time."""
         limits = [step.limits_s(True) for step in self.steps]

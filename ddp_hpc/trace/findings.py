@@ -184,10 +184,8 @@ def _step(capture: Capture) -> list[str]:
             f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
             "so the mean step is typical of neither."
         )
-    first = [trace.steps[0] for trace in ranks if trace.busy]
-    cut_off = {
-        step.number for step in first if -(step.on_host or (0.0, 0.0))[0] > CUT_OFF * step.times.wall_s
-    }
+    firsts = [(trace.steps[0], trace.cut_off_s) for trace in ranks if trace.busy]
+    cut_off = {first.number for first, late_s in firsts if late_s > CUT_OFF * first.times.wall_s}
     whole = {number: length for number, length in lengths.items() if number not in cut_off}
     if slow := slow_among(whole) if whole else []:
         sentences.append(_slow_steps(ranks, slow, whole))

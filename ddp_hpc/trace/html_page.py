@@ -37,7 +37,7 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
 
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
     """Returns the template's variables for a capture, and adds its charts to `figures`."""
-    lines = timeline(capture, MAX_BARS // num_captures)
+    lines, kinds = timeline(capture, MAX_BARS // num_captures), kernel_tables.kinds(capture)
     if len(capture.ranks) > 1:
         figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
@@ -64,10 +64,10 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.launches(capture),
         ),
         "collectives": tables.collectives(capture),
-        "has_estimates": any(row["tensor_cores"] is not None for row in kernel_tables.kinds(capture).rows),
+        "has_estimates": any(row["tensor_cores"] is not None for row in kinds.rows),
         "top": _without_empty(
             tables.regions(capture),
-            kernel_tables.kinds(capture),
+            kinds,
             kernel_tables.streams(capture),
             kernel_tables.copies(capture),
             kernel_tables.kernels(capture),

@@ -110,7 +110,7 @@ def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
     named = [
         f"{trace.rank} ({duration(late_s)})"
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
-        if trace.busy and (late_s := -(trace.steps[0].on_host or (0.0, 0.0))[0]) > 0
+        if trace.busy and (late_s := trace.cut_off_s) > 0
         if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
     ]
     if named:
