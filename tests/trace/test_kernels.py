@@ -53,6 +53,9 @@ from .made import annotation, event, launch, training, write
         ("paged_attention_ll4mi_QKV_mfma16_kernel<0, (vllm::Fp8KVCacheDataType)0>", "attention"),
         ("distribution_elementwise_grid_stride_kernel<float, 4, at::native::normal_and_transform>",
          "elementwise"),
+        ("void cuda::per_channel_cast_and_transpose<256, 128>(void*)", "quantization"),
+        ("void cuda::swiglu_and_per_channel_cast_and_transpose<256, 128>(void*)", "elementwise"),
+        ("void fft2d_r2c_32x32<float>(float2*, cudnn::reduced_divisor)", "convolution"),
         ("my_kernel", "other"),
     ],
 )  # fmt: skip
