@@ -236,8 +236,14 @@ class Kernel:
     num_calls: int
     total_s: float
     longest_s: float = 0.0
+    longest_at: str = ""
+    """The step in which the longest call begins, and when; empty outside of all steps."""
+    stream: str = ""
+    is_copy: bool = False
     bytes: int = 0
     """What copies move in all calls; 0 if unknown."""
+    running_s: float = 0.0
+    """The part of the time of copies in which kernels run."""
     shapes: str = ""
     """The shapes of the operator's inputs; empty if they were not recorded."""
     launch: Launch | None = None
@@ -252,16 +258,6 @@ class Kernel:
     warps_per_sm: float | None = None
     occupancy: float | None = None
     """The achieved occupancy in percent."""
-
-
-@dataclass(frozen=True)
-class StreamTime:
-    """The kernels and copies of one kind that a rank runs in one stream in its steps."""
-
-    name: str
-    kind: str
-    num_calls: int
-    total_s: float
 
 
 class NamedEvent(NamedTuple):
@@ -428,7 +424,6 @@ class RankTrace:
     named: tuple[NamedEvent, ...] = ()
     memory: tuple[Memory, ...] = ()
     queue: Curve = ()
-    streams: tuple[StreamTime, ...] = ()
     regions: tuple[Region, ...] = ()
     """Those with the longest time of kernels first."""
     slow_steps: tuple[SlowStep, ...] = ()

@@ -19,7 +19,7 @@ from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few, spent
 from ddp_hpc.trace.model_input import first_input, metadata
-from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events, streams
+from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.region_times import region_times
 from ddp_hpc.trace.slow_steps import slow_steps
@@ -71,8 +71,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         ),
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
-        kernels=kernels(recording, tree, counted, _MOST_KERNELS),
-        streams=streams(recording, tree, counted),
+        kernels=kernels(recording, steps, tree, counted, _MOST_KERNELS),
         regions=region_times(recording, steps),
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),

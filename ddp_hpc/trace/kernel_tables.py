@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import Capture, Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
-from ddp_hpc.trace.table_columns import kernel_name, ms, short, sum_columns
+from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
 
 _MOST_KINDS = 3
 
@@ -24,11 +25,11 @@ def kinds(capture: Capture) -> Table:
 
 def streams(capture: Capture) -> Table:
     """Returns the time of the kernels and copies in each stream, and the kinds that take most of it."""
-    columns = sum_columns(capture, Column("name", "streams of the device,"), "ms")
-    kinds = sums(capture, "streams", ("name", "kind"), "total_s")
+    columns = sum_columns(capture, Column("stream", "streams of the device,"), "ms")
+    kinds = sums(capture, "kernels", ("stream", "kind"), "total_s")
     rows = []
-    for row in sums(capture, "streams", ("name",), "total_s"):
-        own = [f"{kind['kind']} {ms(kind['total_s'])}" for kind in kinds if kind["name"] == row["name"]]
+    for row in sums(capture, "kernels", ("stream",), "total_s"):
+        own = [f"{kind['kind']} {ms(kind['total_s'])}" for kind in kinds if kind["stream"] == row["stream"]]
         share = row["total_s"] / (capture.mean.wall_s or 1.0)
         rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
@@ -36,15 +37,20 @@ def streams(capture: Capture) -> Table:
 
 
 def copies(capture: Capture) -> Table:
-    """Returns the copies of each direction, with their sizes and bandwidths."""
+    """Returns the copies of each direction and stream, with their sizes and bandwidths."""
+    first, *others = sum_columns(capture, Column("name", "copies,"), "ms")
     columns = [
-        *sum_columns(capture, Column("name", "copies,"), "ms"),
+        *(first, Column("stream", "stream"), *others),
         Column("longest_s", "longest ms", ms),
-        Column("bytes", "size", format_bytes),
-        Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+        Column("bytes", "size", known(format_bytes)),
+        Column("speed", "GB/s", known("{:.2f}".format)),
+        Column("beside", "beside kernels", "{:.0%}".format),
     ]
-    rows = [row for row in sums(capture, "kernels", ("name",), "total_s") if row["bytes"] and row["total_s"]]
-    return Table(columns, [row | {"bytes_per_s": row["bytes"] / row["total_s"]} for row in rows])
+    rows = [row for row in sums(capture, "kernels", ("name", "stream"), "total_s") if row["is_copy"]]
+    for row in rows:
+        total_s = row["total_s"] or math.inf
+        row |= {"speed": row["bytes"] / total_s / 1e9, "beside": row["running_s"] / total_s}
+    return Table(columns, rows)
 
 
 def kernels(capture: Capture) -> Table:
@@ -52,16 +58,17 @@ def kernels(capture: Capture) -> Table:
     first, *others = sum_columns(capture, Column("name", "kernels", kernel_name(capture)), "ms")
     rows = sums(capture, "kernels", ("name", "kind"), "total_s")
     for row in rows:
-        launch = (row["launch"] or Launch())._asdict()
-        launch |= {name: "x".join(map(str, launch[name])) for name in ("grid", "block")}
-        row |= {name: value or None for name, value in launch.items()}
+        row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
+        launch = row["launch"] or Launch()
+        row |= {
+            "grid": "x".join(map(str, launch.grid)) or None,
+            "block": "x".join(map(str, launch.block)) or None,
+        }
     columns = [
-        Column("longest_s", "longest ms", ms),
+        *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at", known(str))),
         *(column for column in ESTIMATES if "per_sm" not in column.field),
         Column("grid", "grid"),
         Column("block", "block"),
-        Column("registers", "registers"),
-        Column("shared_bytes", "shared memory", format_bytes),
     ]
     return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
 

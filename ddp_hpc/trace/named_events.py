@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -20,7 +19,6 @@ from ddp_hpc.trace.analysis_results import (
     Kernel,
     Launch,
     NamedEvent,
-    StreamTime,
 )
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
@@ -91,64 +89,54 @@ def call_tree(host: Events, calls: Events, steps: Steps) -> CallTree:
 
 
 def kernels(
-    recording: Recording, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
+    recording: Recording, steps: Steps, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
 ) -> tuple[Kernel, ...]:
-    """Returns the times of the chosen kernels by operators and the shapes of their inputs."""
-    host, device, num_shapes = recording.host, recording.device, np.int64(len(recording.shapes))
-    operator_of = np.append(host.name * num_shapes + host.fields["shapes"], len(host.names) * num_shapes)
-    callers, caller = np.unique(operator_of[tree.launcher[chosen]], return_inverse=True)
-    num_configs = len(recording.configs)
-    configured = device.name[chosen] * np.int64(num_configs) + device.fields["config"][chosen]
-    pairs, index = np.unique(configured * len(callers) + caller, return_inverse=True)
-    durations = device.durations[chosen] * 1e-9
-    sizes = device.fields["bytes"][chosen]
+    """Returns the times of the chosen kernels by streams, operators and the shapes of their inputs."""
+    host, device = recording.host, recording.device.chosen(chosen)
+    operator, shapes = (
+        np.append(of, none)[tree.launcher[chosen]]
+        for of, none in ((host.name, len(host.names)), (host.fields["shapes"], 0))
+    )
+    index = np.zeros(len(device), np.int64)
+    for part in (device.name, device.fields["config"], device.thread, operator, shapes):
+        index = np.unique(index * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
+    durations, is_copy = device.durations * 1e-9, device.where(lambda category, _: category != "kernel")
     calls, totals = np.bincount(index), np.bincount(index, durations)
-    hidden = spent(device.intervals(chosen), union(device.intervals(recording.is_collective))) * 1e-9
+    running = spent(device.intervals(), union(device.intervals(~is_copy))) * is_copy * 1e-9
+    running_s, num_bytes = (np.bincount(index, values) for values in (running, device.fields["bytes"]))
+    hidden = spent(device.intervals(), union(recording.device.intervals(recording.is_collective))) * 1e-9
     is_beside, is_alone = hidden > _BESIDE * durations, hidden == 0
     order = np.argsort(index, kind="stable")
-    first = np.searchsorted(index, np.arange(len(pairs) + 1), sorter=order)
-    means = [_means(device.fields[name][chosen], durations, index) for name in OCCUPANCY]
+    first = np.searchsorted(index, np.arange(len(calls) + 1), sorter=order)
+    means = [_means(device.fields[name], durations, index) for name in OCCUPANCY]
     is_amd = any(name.startswith("hip") for _, name in recording.launches.names)
-    operators = [*(name for _, name in host.names), ""]
+    operators, streams = [*(name for _, name in host.names), ""], _streams(device)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
-        of_kernel, of_caller = divmod(int(pairs[at]), len(callers))
-        number, of_config = divmod(of_kernel, num_configs)
-        of_operator, of_shapes = divmod(int(callers[of_caller]), len(recording.shapes))
-        name, operator, shapes = device.names[number][1], operators[of_operator], recording.shapes[of_shapes]
-        kind = kernel_category(name, operator)
-        blocks, warps, occupancy = (None if np.isnan(mean[at]) else float(mean[at]) for mean in means)
-        is_known = is_amd or warps is not None  # NVIDIA's kernels have warps
-        tensor_cores = float(uses_tensor_cores(name)) if is_known and not name.startswith("Mem") else None
         own = order[first[at] : first[at + 1]]
-        longest_s, num_bytes = float(durations[own].max()), int(sizes[own].sum())
+        name, launcher = device.names[device.name[own[0]]][1], operators[operator[own[0]]]
+        blocks, warps, occupancy = (None if np.isnan(mean[at]) else float(mean[at]) for mean in means)
+        is_known = (is_amd or warps is not None) and not is_copy[own[0]]  # NVIDIA's kernels have warps
         split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
         beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
+        longest = own[np.argmax(durations[own])]
         found.append(Kernel(
-            name, operator, kind, int(calls[at]), float(totals[at]), longest_s, num_bytes, shapes,
-            recording.configs[of_config], beside, alone, tensor_cores, blocks, warps, occupancy,
+            name, launcher, kernel_category(name, launcher), int(calls[at]), float(totals[at]),
+            float(durations[longest]), steps.place(int(device.starts[longest])),
+            streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
+            recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
+            beside, alone, float(uses_tensor_cores(name)) if is_known else None, blocks, warps, occupancy,
         ))  # fmt: skip
     return tuple(found)
 
 
-def streams(recording: Recording, tree: CallTree, chosen: npt.NDArray[np.bool_]) -> tuple[StreamTime, ...]:
-    """Returns the times of the chosen kernels and copies by stream and kind."""
-    host, device = recording.host, recording.device
-    operator = np.append(host.name, len(host.names))[tree.launcher[chosen]]
-    keys = np.stack([device.thread[chosen], device.name[chosen], operator])
-    pairs, index = np.unique(keys, axis=1, return_inverse=True)
-    calls, totals = np.bincount(index.ravel()), np.bincount(index.ravel(), device.durations[chosen] * 1e-9)
-    operators = [*(name for _, name in host.names), ""]
-    found: defaultdict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+def _streams(device: Events) -> list[str]:
+    """Returns the names of the threads of a device."""
     has_devices = len({process for process, _ in device.threads}) > 1
-    for (thread, name, caller), num_calls, total_s in zip(pairs.T.tolist(), calls, totals, strict=True):
-        process, stream = device.threads[thread]
-        title = f"device {process} " * has_devices + (
-            f"stream {stream}" if isinstance(stream, int) else stream
-        )
-        kind = kernel_category(device.names[name][1], operators[caller])
-        found[str(title), kind].append((int(num_calls), float(total_s)))
-    return tuple(StreamTime(*key, *map(sum, zip(*own, strict=True))) for key, own in found.items())
+    names = [
+        (process, f"stream {one}" if isinstance(one, int) else str(one)) for process, one in device.threads
+    ]
+    return [f"device {process} {stream}" if has_devices else stream for process, stream in names]
 
 
 def _means(values: Any, weights: Any, index: Any) -> Any:

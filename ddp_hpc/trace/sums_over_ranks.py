@@ -16,7 +16,17 @@ ESTIMATES = (
 )
 """The columns of what kernels use of the device."""
 
-_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes")
+_SUMMED = (
+    "num_calls",
+    "total_s",
+    "self_s",
+    "device_s",
+    "num_kernels",
+    "comm_s",
+    "idle_s",
+    "bytes",
+    "running_s",
+)
 
 
 def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
@@ -39,16 +49,18 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
-        longest = max((values for _, values in own), key=lambda values: values.get("longest_s", 0.0))
         for name, (value, rank) in edges:
             means |= {f"{name}_s": value, f"{name}_rank": rank}
-        rows.append(longest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
+        # What belongs together, such as the longest call and its time, is of one rank.
+        rank, largest = max(own, key=lambda one: one[1].get("longest_s", 0.0))
+        means["longest_rank"] = rank
+        rows.append(largest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
 
 
 def weighted(rows: Sequence[Row], name: str) -> float | None:
     """Returns the mean weighted by the time of the kernels; None if it is unknown for most of this time."""
-    rows = [row for row in rows if not row["name"].startswith("Mem")]  # copies have no estimates
+    rows = [row for row in rows if not row.get("is_copy")]  # copies have no estimates
     known = [row for row in rows if row.get(name) is not None]
     known_s = sum(row["total_s"] for row in known)
     if not known_s or known_s < sum(row["total_s"] for row in rows) / 2:
