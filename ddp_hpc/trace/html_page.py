@@ -55,7 +55,6 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "steps": tables.steps(capture),
         "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
         "waits": _without_empty(
-            tables.slow_steps(capture),
             tables.idle(ranks, capture.rank_means),
             tables.host_waits(capture),
             tables.blocking_calls(capture),

@@ -14,6 +14,7 @@ from ddp_hpc.trace.analysis_results import (
     IDLE_CAUSES,
     PART_NAMES,
     REGIONS,
+    TIMES,
     Capture,
     Memory,
     RankTrace,
@@ -36,7 +37,6 @@ from ddp_hpc.trace.table_columns import (
 _MOST_GAP_ROWS = 5
 _LEAST_S = 5e-6
 """The least time that is not shown as 0.00 ms."""
-_MOST_SLOW = 20
 _MOST_STEPS = 50
 
 
@@ -272,25 +272,43 @@ def collectives(capture: Capture) -> Table:
 
 
 def steps(capture: Capture) -> Table:
-    """Returns the parts of each step, the mean of the ranks, with the rank that takes longest."""
+    """Returns the parts of each step, the mean of the ranks, with the rank that takes longest, and what slow
+    steps have more of than the others on the rank with the largest difference; of many steps, the slow ones.
+    """
+    slow = [vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps]
+    more = {row["step"]: row for row in sorted(slow, key=lambda row: row["excess_s"])}
+    columns = [
+        *[Column("rank", "slow on rank")] * (len(capture.ranks) > 1),
+        Column("excess_s", "more than the others ms", ms),
+        Column("part", "most of it is", lambda part: "idle: " * (part in IDLE_CAUSES) + PART_NAMES[part]),
+        Column("part_s", "more ms", known(ms)),
+        Column("call", "on the host in", known(short)),
+        Column("call_s", "more ms", known(ms)),
+        *[Column("kernel", "in kernel", known(kernel_name(capture)))] * capture.on_device,
+        *[Column("kernel_s", "more ms", known(ms))] * capture.on_device,
+    ] * bool(more)
     own: defaultdict[int, list[tuple[float, int, Times]]] = defaultdict(list)
     for trace in capture.ranks:
         for step in trace.steps:
             own[step.number].append((step.times.wall_s, trace.rank, step.times))
     rows: list[Row] = []
     for number, found in sorted(own.items()):
-        times: Row = {name: statistics.fmean(getattr(each, name) for *_, each in found) for name in COLUMNS}
+        mean = Times(**{name: statistics.fmean(getattr(one, name) for *_, one in found) for name in TIMES})
         largest_s, rank, _ = max(found, key=lambda one: one[:2])
-        rows.append(
-            {"name": f"step {number}", "step": statistics.fmean(wall_s for wall_s, *_ in found)}
-            | {"largest_s": largest_s, "largest_rank": rank}
-            | times
-        )
-    if not 1 < len(rows) <= _MOST_STEPS or not capture.has_steps:
+        row = dict.fromkeys(column.field for column in columns) | more.get(number, {}) | vars(mean)
+        row |= {"name": f"step {number}", "step": mean.wall_s, "largest_s": largest_s, "largest_rank": rank}
+        rows.append(row | {"busy_s": mean.wall_s - (mean.device_idle_s or mean.idle_s), "order": ""})
+    by_length = sorted(rows, key=lambda row: row["step"])
+    if rows and ms(by_length[0]["step"]) != ms(by_length[-1]["step"]):
+        by_length[0]["order"], by_length[-1]["order"] = "shortest", "longest"
+    if len(rows) > _MOST_STEPS:
+        rows = [row for row in rows if row.get("excess_s")]
+    elif len(rows) == 1 or not capture.has_steps:
         return Table([], [])
+    parts = [Column("name", "steps, ms"), Column("order", "which is the"), Column("step", "step", ms)]
     ranks = [Column("largest_s", "most ms on a rank", ms), Column("largest_rank", "rank")]
-    columns = [Column("name", "steps, ms"), Column("step", "step", ms), *_parts(rows)]
-    return Table([*columns, *(ranks if len(capture.ranks) > 1 else [])], rows)
+    parts += [*ranks * (len(capture.ranks) > 1), Column("busy_s", "busy", ms), *_parts(rows)]
+    return Table([*parts, *columns], rows)
 
 
 def regions(capture: Capture) -> Table:
@@ -319,30 +337,6 @@ def regions(capture: Capture) -> Table:
         ],
         [row | {"longest_s": row["longest_s"] / capture.num_steps} for row in rows],
     )
-
-
-def slow_steps(capture: Capture) -> Table:
-    """Returns what the slow steps have more of than the others, the largest differences first."""
-
-    def more(field: str) -> Column:
-        return Column(field, "more ms", known(ms))
-
-    kernel = [Column("kernel", "in kernel", known(kernel_name(capture))), more("kernel_s")]
-    columns = [
-        Column("step", "slow step"),
-        Column("rank", "rank"),
-        Column("dur_s", "ms", ms),
-        Column("excess_s", "more than the others ms", ms),
-        Column("part", "most of it is", lambda part: "idle: " * (part in IDLE_CAUSES) + PART_NAMES[part]),
-        more("part_s"),
-        Column("call", "on the host in", known(short)),
-        more("call_s"),
-        *(kernel if capture.on_device else []),
-    ]
-    rows: list[Row] = [
-        vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps
-    ]
-    return Table(columns, sorted(rows, key=lambda row: -row["excess_s"])[:_MOST_SLOW])
 
 
 def operators(capture: Capture) -> Table:

@@ -32,7 +32,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
             _show(tables.host_regions(capture), _MOST_RANKS),
         ]
     blocks += [
-        _show(tables.slow_steps(capture), _MOST_WAITS),
+        _show(tables.steps(capture)),
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
         _show(tables.host_waits(capture), _MOST_WAITS),
         _show(tables.blocking_calls(capture), _MOST_WAITS),

@@ -293,8 +293,11 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
         "Step 3 takes 800 us longer than the others: of the difference, 800 us is forward. "
         "With the median of the others (350 us) in all steps, the mean step would be 43% shorter."
     )
-    (slow,) = tables.slow_steps(capture).rows
-    assert (slow["step"], slow["part"], slow["call"]) == (3, "forward_s", "aten::mm")
+    table = tables.steps(capture)
+    shortest, _, slow = table.rows
+    assert (shortest["order"], slow["order"], slow["busy_s"]) == ("shortest", "longest", slow["step"])
+    assert [table.write(column, shortest) for column in table.columns[-4:]] == ["-"] * 4
+    assert (slow["name"], slow["part"], slow["call"]) == ("step 3", "forward_s", "aten::mm")
     assert (slow["excess_s"], slow["call_s"]) == (pytest.approx(800 * US), pytest.approx(800 * US))
     even = read_capture(write(tmp_path / "even" / "rank0.json", [*step(1, 0), *step(2, 350)]).parent)
     assert even.findings[0].startswith("A step takes 350 us: ")
