@@ -176,15 +176,10 @@ class Region:
     """
 
     name: str
-    """Modules of a class, such as Linear_0 and Linear_1, have the name of the class."""
+    """Modules of a class that are called at the same depth, such as Linear_0 and Linear_1, have its name."""
     num_calls: int
     total_s: float
     """Time on the host."""
-    longest: str = ""
-    """The module of the class that takes longest; empty if there is only one."""
-    longest_s: float = 0.0
-    num_modules: int = 0
-    """The number of modules of the class that were called."""
     num_kernels: int = 0
     device_s: float = 0.0
     """Time of its kernels and copies without collectives."""
@@ -192,6 +187,11 @@ class Region:
     """Time of its collectives on the device."""
     idle_s: float = 0.0
     """Time in which the device did nothing before one of its kernels or copies."""
+    depth: int = 0
+    """The number of regions around modules."""
+    longest_s: float = 0.0
+    longest_at: str = ""
+    """The module with the longest time on the host and the number of modules; `longest_s` is per step."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +291,11 @@ class LaunchStats:
     """Median duration of a call."""
     delay_s: float
     """Median time from the end of a call to the start of its first kernel, at least 0."""
+    kernel_s: float = 0.0
+    """Median duration of a kernel."""
+    below_5us: float = 0.0
+    """The fraction of the kernels that take less than 5 us."""
+    below_10us: float = 0.0
     queue_median: float = 0.0
     """Median over time of the number of kernels whose launch call has begun, and that have not started."""
     queue_empty: float = 0.0

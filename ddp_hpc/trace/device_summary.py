@@ -61,6 +61,9 @@ def _launch_stats(
         "num_kernels": len(call) / num_steps,
         "num_short": int((durations < calls.durations[call]).sum()) / num_steps,
         "num_late": int((begun > finished).sum()) / num_steps,
+        "kernel_s": float(np.median(durations)) * 1e-9,
+        "below_5us": float(np.mean(durations < 5000)),
+        "below_10us": float(np.mean(durations < 10_000)),
         "call_s": float(np.median(returned - begun)) * 1e-9,
         "delay_s": float(np.median(np.maximum(started - returned, 0))) * 1e-9,
     }

@@ -60,7 +60,6 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.blocking_calls(capture),
             tables.gaps(capture),
             tables.critical_path(capture),
-            tables.launches(capture),
         ),
         "collectives": tables.collectives(capture),
         "has_estimates": any(row["tensor_cores"] is not None for row in kinds.rows),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import Capture, Launch
-from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums
+from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
 from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
 
 _MOST_KINDS = 3
@@ -16,8 +16,8 @@ _MOST_KINDS = 3
 
 def kinds(capture: Capture) -> Table:
     """Returns the time of the kernels and copies of each kind."""
-    rows = [row | {"kind": "all"} for row in sums(capture, "kernels", (), "total_s")]
-    rows += sums(capture, "kernels", ("kind",), "total_s")
+    rows = [row | {"kind": "all", "is_sum": True} for row in sums(capture, "kernels", (), "total_s")]
+    rows += with_others(sums(capture, "kernels", ("kind",), "total_s"), "kind")
     rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
     columns = sum_columns(capture, Column("kind", "kinds of kernels"), "ms")
     return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
@@ -56,16 +56,17 @@ def copies(capture: Capture) -> Table:
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = sum_columns(capture, Column("name", "kernels", kernel_name(capture)), "ms")
-    rows = sums(capture, "kernels", ("name", "kind"), "total_s")
+    rows = with_others(sums(capture, "kernels", ("name", "kind"), "total_s"), "name")
     for row in rows:
-        row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
+        if row["longest_at"]:
+            row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
         launch = row["launch"] or Launch()
         row |= {
             "grid": "x".join(map(str, launch.grid)) or None,
             "block": "x".join(map(str, launch.block)) or None,
         }
     columns = [
-        *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at", known(str))),
+        *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at")),
         *(column for column in ESTIMATES if "per_sm" not in column.field),
         Column("grid", "grid"),
         Column("block", "block"),
@@ -82,6 +83,7 @@ def kernels_by_operator(capture: Capture) -> Table:
     """Returns the kernels and copies of each operator, those with the longest time first."""
     first, *others = sum_columns(capture, Column("operator", "operators and their kernels", short), "ms")
     rows = sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
+    rows = with_others([row for row in rows if row["operator"]], "operator")
     shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", kernel_name(capture))
-    return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
+    return Table([first, *shapes, kernel, *others], rows)

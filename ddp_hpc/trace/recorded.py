@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     on_host = ""
     if capture.on_device:
         on_host = " on the host"
-        found.append(("Tensor or matrix cores", _use_of_cores(capture)))
+        found += [("Tensor or matrix cores", _use_of_cores(capture)), ("launches", _launches(capture))]
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
     found += _data_types(capture)
@@ -68,6 +69,22 @@ def _use_of_cores(capture: Capture) -> str:
     unknown = "unknown" if cores is None else "no kernel has a name that shows it"
     estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
     return f"{known or unknown}; occupancy: {estimate}"
+
+
+def _launches(capture: Capture) -> str:
+    """Describes how the host launches kernels, and how long these are: means of the ranks."""
+    stats = [vars(trace.launches) for trace in capture.ranks if trace.launches]
+    if not stats:
+        return ""
+    of = {name: statistics.fmean(one[name] for one in stats) for name in stats[0]}
+    return (
+        f"{of['num_calls']:,.0f} calls launch {of['num_kernels']:,.0f} kernels and copies{capture.per_step}, "
+        f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} are shorter than their call, "
+        f"{of['below_5us']:.0%} than 5 us, {of['below_10us']:.0%} than 10 us; medians: "
+        f"{duration(of['call_s'])} for a call, {duration(of['delay_s'])} until the start, "
+        f"{duration(of['kernel_s'])} for a kernel, {of['queue_median']:,.0f} kernels in the queue, which is "
+        f"empty for {of['queue_empty']:.0%} of the time"
+    )
 
 
 def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.analysis_results import Region
 from ddp_hpc.trace.device_activity import is_inside
-from ddp_hpc.trace.event_columns import Events, Numbers
+from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
 from ddp_hpc.trace.named_events import CallTree, call_tree
@@ -22,7 +23,8 @@ RECOMPUTED = "recomputation (activation checkpointing)"
 """The name of the forward operators that autograd runs again."""
 _CHECKPOINT = "CheckpointFunctionBackward"
 _MOST_REGIONS = 1000
-_INSTANCE = re.compile(r"(?<=^nn\.Module: )(\w+?)_\d+$")
+_MODULE = re.compile(r"(nn\.Module: .*)_\d+")
+_SUMMED = ("num_calls", "total_s", "num_kernels", "device_s", "comm_s", "idle_s")
 
 
 def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
@@ -36,18 +38,16 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
     own = threads[np.isin(threads, autograd, invert=True)]
     if len(own):
         tree = _with_callers(tree, regions, steps, autograd, int(np.bincount(own).argmax()))
-    classes: Numbers[str] = Numbers()
-    class_of = np.array([classes[_INSTANCE.sub(r"\1", name)] for _, name in regions.names], np.intc)
-    group = class_of[regions.name]
-    is_in_steps = steps.contain_on_host(regions.starts)
-    is_counted = _is_outermost(group, tree.above) & is_in_steps
+    is_counted, depths = _ancestry(regions.name, tree.above)
+    is_counted &= steps.contain_on_host(regions.starts)
 
     def summed(values: npt.NDArray[Any]) -> list[float]:
-        found: list[float] = np.bincount(group[is_counted], values[is_counted] * 1.0, len(classes)).tolist()
+        found: list[float] = np.bincount(
+            regions.name[is_counted], values[is_counted] * 1.0, len(regions.names)
+        ).tolist()
         return found
 
     columns = [summed(np.ones(len(regions))), summed(regions.durations * 1e-9)]
-    modules = _longest_modules(regions, class_of, _is_outermost(regions.name, tree.above) & is_in_steps)
     if activity := steps.device:
         durations = recording.device.durations * activity.is_counted
         idle, gaps = np.zeros(len(durations), np.int64), activity.gaps
@@ -56,29 +56,27 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
         columns.append(summed(tree.device_ns(activity.is_counted.astype(np.int64))))
         times = (durations * ~recording.is_collective, durations * recording.is_collective, idle)
         columns += [summed(tree.device_ns(values) * 1e-9) for values in times]
+    groups: defaultdict[tuple[str, int], list[Region]] = defaultdict(list)
+    depth_of = np.full(len(regions.names), len(regions))
+    np.minimum.at(depth_of, regions.name, depths)
+    for (_, name), depth, num_calls, total_s, *of in zip(regions.names, depth_of, *columns, strict=True):
+        if num_calls:
+            region = Region(name, int(num_calls), total_s, *(int(of[0]), *of[1:]) if of else ())
+            of_class = _MODULE.fullmatch(name)
+            groups[(of_class[1], int(depth)) if of_class else (name, 0)].append(region)
     found = [
-        Region(name, int(num_calls), total_s, *module, *(int(own[0]), *own[1:]) if own else ())
-        for (name, *module), num_calls, total_s, *own in zip(modules, *columns, strict=True)
-        if num_calls
+        _joined(*key, own, len(steps.numbers)) if _MODULE.fullmatch(own[0].name) else own[0]
+        for key, own in groups.items()
     ]
     return tuple(sorted(found, key=lambda one: (-one.device_s, -one.total_s))[:_MOST_REGIONS])
 
 
-def _longest_modules(
-    regions: Events, class_of: Ints, is_counted: npt.NDArray[np.bool_]
-) -> list[tuple[str, str, float, int]]:
-    """Returns for each class its name, the module that takes longest on the host, its time, and the number of
-    modules. A class of a single module has the name of this module.
-    """
-    totals = np.bincount(regions.name[is_counted], regions.durations[is_counted] * 1e-9, len(regions.names))
-    found = []
-    for number in range(int(class_of.max(initial=-1)) + 1):
-        called = np.flatnonzero((class_of == number) & (totals > 0))
-        longest = int(called[totals[called].argmax()]) if len(called) else int(np.argmax(class_of == number))
-        name = regions.names[longest][1]
-        several = (name, float(totals[longest]), len(called)) if len(called) > 1 else ("", 0.0, len(called))
-        found.append((_INSTANCE.sub(r"\1", name) if len(called) > 1 else name, *several))
-    return found
+def _joined(name: str, depth: int, modules: list[Region], num_steps: int) -> Region:
+    """Returns the sum of the modules of a class that are called at the same depth."""
+    longest = max(modules, key=lambda one: one.total_s)
+    sums = {field: sum(getattr(one, field) for one in modules) for field in _SUMMED}
+    at = f"{longest.name.removeprefix('nn.Module: ')} of {len(modules):,}"
+    return Region(name, **sums, depth=depth, longest_s=longest.total_s / num_steps, longest_at=at)
 
 
 def _is_region(category: str, name: str) -> bool:
@@ -126,10 +124,11 @@ def _with_callers(tree: CallTree, regions: Events, steps: Steps, autograd: Ints,
     return replace(tree, above=above, launcher=launcher)
 
 
-def _is_outermost(name: Ints, above: Ints) -> npt.NDArray[np.bool_]:
-    """Returns for each region whether no region of the same name is around it."""
-    outermost, around = np.ones(len(name), bool), above
+def _ancestry(name: Ints, above: Ints) -> tuple[npt.NDArray[np.bool_], Longs]:
+    """Returns for each region whether no region of the same name is around it, and how many are around it."""
+    outermost, depth, around = np.ones(len(name), bool), np.zeros(len(name), np.int64), above
     while (known := around >= 0).any():
         outermost &= ~known | (name[around] != name)
+        depth += known
         around = np.where(known, above[around], -1)
-    return outermost
+    return outermost, depth

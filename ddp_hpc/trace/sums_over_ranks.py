@@ -16,6 +16,8 @@ ESTIMATES = (
 )
 """The columns of what kernels use of the device."""
 
+LEAST_S = 5e-6
+"""The least time that is not shown as 0.00 ms."""
 _SUMMED = (
     "num_calls",
     "total_s",
@@ -56,6 +58,19 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         means["longest_rank"] = rank
         rows.append(largest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
+
+
+def with_others(rows: list[Row], name: str) -> list[Row]:
+    """Returns the rows with one instead of those of which all times would be shown as 0.00 ms."""
+    summed = [one for one in _SUMMED if rows and one in rows[0]]
+    longer, short = list[Row](), list[Row]()
+    for row in rows:
+        is_short = all(row[one] < LEAST_S for one in summed if one.endswith("_s"))
+        (short if is_short else longer).append(row)
+    if len(short) < 2:
+        return rows
+    others: Row = dict.fromkeys(rows[0]) | {one: sum(row[one] for row in short) for one in summed}
+    return [*longer, others | {name: f"{len(short):,} others", "is_sum": True}]
 
 
 def weighted(rows: Sequence[Row], name: str) -> float | None:

@@ -32,11 +32,6 @@ def count(number: float) -> str:
     return f"{number:,.1f}".removesuffix(".0")
 
 
-def microseconds(seconds: float) -> str:
-    """Formats a time in microseconds."""
-    return f"{seconds * 1e6:,.1f}"
-
-
 def known(write: Callable[[Any], str]) -> Callable[[Any], str]:
     """Returns a format that shows zero, which means unknown, as a dash."""
     return lambda value: write(value) if value else "-"

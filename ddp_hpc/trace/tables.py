@@ -23,20 +23,17 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS
-from ddp_hpc.trace.sums_over_ranks import sums
+from ddp_hpc.trace.sums_over_ranks import LEAST_S, sums, with_others
 from ddp_hpc.trace.table_columns import (
     count,
     kernel_name,
     known,
-    microseconds,
     ms,
     short,
     sum_columns,
 )
 
 _MOST_GAP_ROWS = 5
-_LEAST_S = 5e-6
-"""The least time that is not shown as 0.00 ms."""
 _MOST_STEPS = 50
 
 
@@ -135,24 +132,6 @@ def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
     return Table(columns, rows)
 
 
-def launches(capture: Capture) -> Table:
-    """Returns the launch statistics of each rank that has some."""
-    count = "{:,.0f}".format
-    columns = [
-        Column("name", f"launches{capture.per_step}"),
-        Column("num_calls", "launch calls", count),
-        Column("num_kernels", "kernels and copies", count),
-        Column("num_late", "launched late", count),
-        Column("num_short", "shorter than launch call", count),
-        Column("call_s", "median launch call, us", microseconds),
-        Column("delay_s", "median launch to start, us", microseconds),
-        Column("queue_median", "median queue", count),
-        Column("queue_empty", "queue empty", "{:.0%}".format),
-    ]
-    with_launches = [trace for trace in capture.ranks if trace.launches]
-    return Table(columns, [{"name": f"rank {trace.rank}"} | vars(trace.launches) for trace in with_launches])
-
-
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
     first, *others = sum_columns(
@@ -167,7 +146,7 @@ def host_waits(capture: Capture) -> Table:
             | {"call": _host_name(row["name"], row["operator"])}
             | {"share": row["total_s"] / (capture.mean.wall_s or 1.0)}
             for row in rows
-            if row["total_s"] >= _LEAST_S
+            if row["total_s"] >= LEAST_S
         ],
     )
 
@@ -182,7 +161,7 @@ def blocking_calls(capture: Capture) -> Table:
     rows = [
         row | {"call": _host_name(row["name"], row["operator"])}
         for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s")
-        if max(row["total_s"], row["idle_s"]) >= _LEAST_S
+        if max(row["total_s"], row["idle_s"]) >= LEAST_S
     ]
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
@@ -305,7 +284,7 @@ def steps(capture: Capture) -> Table:
         rows = [row for row in rows if row.get("excess_s")]
     elif len(rows) == 1 or not capture.has_steps:
         return Table([], [])
-    parts = [Column("name", "steps, ms"), Column("order", "which is the"), Column("step", "step", ms)]
+    parts = [Column("name", "steps, ms"), Column("order", "it is the"), Column("step", "step", ms)]
     ranks = [Column("largest_s", "most ms on a rank", ms), Column("largest_rank", "rank")]
     parts += [*ranks * (len(capture.ranks) > 1), Column("busy_s", "busy", ms), *_parts(rows)]
     return Table([*parts, *columns], rows)
@@ -313,30 +292,24 @@ def steps(capture: Capture) -> Table:
 
 def regions(capture: Capture) -> Table:
     """Returns the annotations and modules, those with the longest time of kernels or on the host first."""
-    first, calls, host, *others = sum_columns(capture, Column("name", "annotations and modules", short), "ms")
-    device = [
-        Column("num_kernels", "kernels", count),
-        Column("device_s", "kernels ms", ms),
-        Column("comm_s", "collectives ms", ms),
-        Column("idle_s", "idle before its kernels ms", ms),
-    ]
-    rows = sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
-    modules = [
-        Column("num_modules", "modules", known(count)),
-        Column("longest", "longest on the host", known(short)),
-        Column("longest_s", "its ms", known(ms)),
-    ]
-    return Table(
-        [
-            first,
-            calls,
-            replace(host, title="host ms"),
-            *(device if capture.on_device else []),
-            *others,
-            *(modules if any(row["longest"] for row in rows) else []),
-        ],
-        [row | {"longest_s": row["longest_s"] / capture.num_steps} for row in rows],
-    )
+    order, unit = ("device_s", "kernel ms") if capture.on_device else ("total_s", "ms")
+    first, calls, host, *others = sum_columns(capture, Column("name", "annotations and modules", short), unit)
+    rows = with_others(sums(capture, "regions", ("name", "depth"), order), "name")
+    columns = [first, calls, replace(host, title="host ms")]
+    if any(row["longest_at"] for row in rows):
+        columns += [
+            Column("longest_s", "longest ms", known(ms)),
+            Column("longest_at", "which module", known(str)),
+        ]
+    if capture.on_device:
+        columns += [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
+        columns += [
+            Column("comm_s", "collectives ms", ms),
+            Column("idle_s", "idle before its kernels ms", ms),
+        ]
+    if others:
+        others += [Column("smallest_s", f"least {unit} on a rank", ms), Column("smallest_rank", "rank")]
+    return Table([*columns, *others], rows)
 
 
 def operators(capture: Capture) -> Table:
@@ -348,4 +321,5 @@ def operators(capture: Capture) -> Table:
     first, calls, *others = sum_columns(capture, Column("name", "operators (host)", short), "self ms")
     rows = [row for row in sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
     device = [Column("device_s", "kernels ms", ms)] if any(row["device_s"] for row in rows) else []
-    return Table([first, calls, Column("self_s", "self ms", ms), *others, *device], rows)
+    columns = [first, calls, Column("self_s", "self ms", ms), *others, *device]
+    return Table(columns, with_others(rows, "name"))

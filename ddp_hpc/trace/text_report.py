@@ -37,7 +37,6 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.host_waits(capture), _MOST_WAITS),
         _show(tables.blocking_calls(capture), _MOST_WAITS),
         _show(tables.gaps(capture)),
-        _show(tables.launches(capture), _MOST_RANKS),
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),
         _show(tables.regions(capture)),

@@ -99,7 +99,7 @@ def test_the_kernels_of_an_operator_are_told_apart_by_the_shapes_of_its_inputs(t
     for number, dims in enumerate(([[32, 3, 7], [], [64]], [[[8, 2], [4]]], [[32, 3, 7], [64], []], [])):
         args = {"Input Dims": dims} if dims else {}
         events.append(event("cpu_op", "aten::mm", 20 * number, 9, **args))
-        events += launch(number, 20 * number + 1, "gemm", 20 * number + 5, number + 1)
+        events += launch(number, 20 * number + 1, "gemm", 20 * number + 5, 9 + number)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     rows = kernel_tables.kernels_by_operator(capture).rows
     assert {row["shapes"]: row["num_calls"] for row in rows} == {"32x3x7, 64": 2, "8x2, 4": 1, "": 1}
@@ -151,6 +151,15 @@ def test_each_step_has_a_row_with_the_rank_that_takes_longest(tmp_path):
     rows = tables.steps(read_capture(tmp_path)).rows
     assert [(row["name"], round(row["step"] * 1e6)) for row in rows] == [("step 1", 100), ("step 2", 250)]
     assert (rows[1]["largest_rank"], round(rows[1]["largest_s"] * 1e6)) == (1, 300)
+
+
+def test_kernels_whose_times_would_be_shown_as_zero_share_a_row(tmp_path):
+    events = [
+        event for at in range(3) for event in launch(at, 9 * at, f"k{at}", 9 * at + 4, 1 + 9 * (at == 1))
+    ]
+    table = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent))
+    rows = [tuple(table.write(column, row) for column in table.columns[:4]) for row in table.rows]
+    assert rows == [("k1", "other", "1", "0.01"), ("2 others", "-", "2", "0.00")]
 
 
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
+from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import region_of_event
 from ddp_hpc.trace.region_times import RECOMPUTED
@@ -82,25 +83,30 @@ def test_a_module_is_a_region_of_the_forward_pass(tmp_path):
     ]
     path = write(tmp_path / "rank0.json", events)
     regions, times = regions_of(path), read_rank(path).steps[0].times
-    assert regions["nn.Module: Linear_0"].device_s == pytest.approx(70 * US)
-    assert (regions["nn.Module: Net_0"].num_calls, regions["nn.Module: Net_0"].num_kernels) == (2, 3)
+    assert regions["nn.Module: Linear"].device_s == pytest.approx(70 * US)
+    assert (regions["nn.Module: Net"].num_calls, regions["nn.Module: Net"].num_kernels) == (2, 3)
     assert regions[RECOMPUTED].device_s == pytest.approx(20 * US)
     assert (times.forward_s, times.backward_s) == (pytest.approx(80 * US), pytest.approx(20 * US))
     said = "Recomputation takes 20% of the time of computing kernels (20 us per step); it saves memory"
     assert any(sentence.startswith(said) for sentence in read_capture(path).findings)
 
 
-def test_modules_of_a_class_are_one_row_with_the_longest_of_them(tmp_path):
+def test_modules_of_a_class_at_one_depth_are_one_row_with_the_longest_of_them(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 1000)]
     events += [module("Sequential_0", 0, 300), module("Sequential_1", 10, 100), module("Linear_7", 20, 50)]
-    events += [module("Linear_8", 200, 90), *launch(1, 210, "gemm", 220, 40)]
-    regions = regions_of(write(tmp_path / "rank0.json", events))
-    assert set(regions) == {"nn.Module: Sequential", "nn.Module: Linear"}
-    linear, outer = regions["nn.Module: Linear"], regions["nn.Module: Sequential"]
-    assert (linear.num_calls, linear.num_modules, linear.longest) == (2, 2, "nn.Module: Linear_8")
-    assert (linear.total_s, linear.longest_s) == (pytest.approx(140 * US), pytest.approx(90 * US))
-    assert linear.device_s == pytest.approx(40 * US)
-    assert (outer.num_calls, outer.total_s) == (1, pytest.approx(300 * US)), "one is inside the other"
+    events += [module("Linear_8", 80, 5), module("Linear_9", 200, 90), *launch(1, 210, "gemm", 220, 40)]
+    write(tmp_path / "rank0.json", events, 0, 2)
+    write(tmp_path / "rank1.json", [event for event in events if "Linear_7" not in event["name"]], 1, 2)
+    table = tables.regions(read_capture(tmp_path))
+    rows = {(row["name"].removeprefix("nn.Module: "), row["depth"]): row for row in table.rows}
+    assert {key: row["longest_at"] for key, row in rows.items()} == {
+        ("Sequential", 0): "Sequential_0 of 1", ("Sequential", 1): "Sequential_1 of 1",
+        ("Linear", 1): "Linear_9 of 1", ("Linear", 2): "Linear_7 of 2",
+    }  # fmt: skip
+    linear = rows["Linear", 2]
+    assert (linear["num_calls"], linear["longest_s"]) == (1.5, pytest.approx(50 * US))
+    assert (linear["total_s"], linear["device_s"]) == (pytest.approx(30 * US), 0)
+    assert rows["Linear", 1]["device_s"] == pytest.approx(40 * US)
 
 
 def test_notifications_of_deepep_are_told_from_transfers_with_their_blocks(tmp_path):
@@ -128,6 +134,6 @@ def test_recorded_checkpointing_is_shown_as_recomputation(tmp_path, reentrant):
             output.sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
     regions = regions_of(tmp_path / "rank0.json")
-    assert regions["nn.Module: Linear_0"].num_calls == 2
+    assert regions["nn.Module: Linear"].num_calls == 2
     assert 0 < regions[RECOMPUTED].total_s < regions["my backward"].total_s
     assert regions[RECOMPUTED].num_calls == 1
