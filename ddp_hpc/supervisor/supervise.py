@@ -29,7 +29,7 @@ from ddp_hpc.supervisor.settle import why_stopped
 
 AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
-_AFTER_LIMIT_S, _AFTER_POLL_S = 180.0, 2.0
+_AFTER_LIMIT_S, _LOST_LIMIT_S, _POLL_S = 180.0, 360.0, 2.0
 
 
 def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -> int:
@@ -128,22 +128,39 @@ def _check_program(files: RunFiles, script: str) -> None:
 
 
 def _check_not_in_use(files: RunFiles, last: Attempt | None, job: RunningJob, scheduler: Scheduler) -> None:
-    """Checks that the job of the last attempt is not running any more: its files must not be changed.
+    """Waits until the job of the last attempt is not running any more: its files must not be changed.
+
+    Slurm shows a job whose only node is lost as running until SlurmdTimeout (300 s by default), and PBS until
+    node_fail_requeue (310 s).
 
     Raises:
         RequestError: it is running.
     """
     if last is None or last.job_id == job.job_id or files.end(last) is not None:
         return
+    before, end_s, was_said = files.state(), time.monotonic() + _LOST_LIMIT_S, False
+    while _phase(last.job_id, scheduler) == "running":
+        if files.state() != before or time.monotonic() > end_s:
+            raise RequestError(
+                f"the run directory {files.path} is in use by job {last.job_id}, which is running; submit "
+                "this job again when that one has ended, or choose another --run-dir"
+            )
+        if not was_said:
+            was_said = True
+            say(
+                f"ddp-hpc: the scheduler shows job {last.job_id}, which uses the run directory, as running; "
+                f"waiting at most {_LOST_LIMIT_S:.0f} s in case its node is lost"
+            )
+        time.sleep(_POLL_S)
+
+
+def _phase(job_id: str, scheduler: Scheduler) -> str:
+    """Returns the phase of a job; "unknown" if the scheduler does not answer or does not know the job."""
     try:
-        other = scheduler.commands.job_commands().read_job(last.job_id)
-    except DdpHpcError:  # the ranks, whose snapshot directory is locked, then decide
-        return
-    if other is not None and other.phase == "running":
-        raise RequestError(
-            f"the run directory {files.path} is in use by job {last.job_id}, which is running; submit this "
-            "job again when that one has ended, or choose another --run-dir"
-        )
+        job = scheduler.commands.job_commands().read_job(job_id)
+    except DdpHpcError:  # the server is busy, for example
+        return "unknown"
+    return "ended" if job is None else job.phase
 
 
 def _warn_about_walltime(settings: Settings, job: RunningJob, clock: JobClock) -> None:
@@ -170,10 +187,8 @@ def _wait_for_earlier_job(scheduler: Scheduler, environ: Mapping[str, str]) -> N
     earlier = environ.get(AFTER, "")
     end_s, was_said = time.monotonic() + _AFTER_LIMIT_S, False
     while earlier:
-        with suppress(DdpHpcError):  # the server is busy, for example
-            job = scheduler.commands.job_commands().read_job(earlier)
-            if job is None or job.phase == "ended":
-                return
+        if _phase(earlier, scheduler) == "ended":
+            return
         if time.monotonic() > end_s:
             raise DdpHpcError(
                 f"job {earlier}, whose run this job resumes, has not ended within {_AFTER_LIMIT_S:.0f} s; "
@@ -182,4 +197,4 @@ def _wait_for_earlier_job(scheduler: Scheduler, environ: Mapping[str, str]) -> N
         if not was_said:
             was_said = True
             say(f"ddp-hpc: waiting until job {earlier}, whose run this job resumes, has ended")
-        time.sleep(_AFTER_POLL_S)
+        time.sleep(_POLL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.training.forked import Forks
@@ -117,6 +117,12 @@ def submit_program(
     done = cluster.run(list(map(str, argv)), env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
     return Run(cluster, folder, cluster.sbatch(script, *sbatch, env=env, cwd=folder))
+
+
+def resubmit(run: Run, step_s: float = 0.05, *sbatch: str) -> Run:
+    """Submits the script of the run again, as a user does; `sbatch` are options of its command line."""
+    env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}
+    return replace(run, job=run.cluster.sbatch(run.folder / "job.sbatch", *sbatch, env=env, cwd=run.folder))
 
 
 def losses_of_a_quiet_run(

@@ -19,7 +19,7 @@ from tests.training.forked import Forks
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import Run, assert_same_weights, losses_of_a_quiet_run, submit, submit_program
+from .survival_runs import Run, assert_same_weights, losses_of_a_quiet_run, resubmit, submit, submit_program
 from .test_restarts import (
     AGENT,
     PLAIN,
@@ -28,7 +28,6 @@ from .test_restarts import (
     has_ended,
     jobs_of,
     recorded,
-    resubmit,
 )
 from .test_survival import SAVING
 

@@ -7,7 +7,6 @@ import random
 import re
 import shlex
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.training.forked import Forks
 
 from .cluster import Cluster
 from .nodes import wait_for
-from .survival_runs import PROJECT, Run, losses_of_a_quiet_run, submit, submit_program
+from .survival_runs import PROJECT, Run, losses_of_a_quiet_run, resubmit, submit, submit_program
 from .test_survival import SAVING
 
 pytestmark = [pytest.mark.slurm, pytest.mark.check]
@@ -325,12 +324,6 @@ def test_a_killed_supervisor_leaves_no_rank_and_nothing_is_submitted_twice(
     assert cluster.wait(again.job, END_S).state == "COMPLETED", again.log
     assert run.losses == quiet[:NUM_STEPS]
     cluster.run(["scancel", run.job])
-
-
-def resubmit(run: Run, step_s: float = 0.05) -> Run:
-    """Submits the script of the run again, as a user does."""
-    env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}
-    return replace(run, job=run.cluster.sbatch(run.folder / "job.sbatch", env=env, cwd=run.folder))
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from tests.training.forked import Forks
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import PROJECT, PYTHON, Run, losses_of_a_quiet_run, submit
+from .survival_runs import PROJECT, PYTHON, Run, losses_of_a_quiet_run, resubmit, submit
 
 pytestmark = pytest.mark.slurm
 
@@ -70,6 +70,26 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     assert (again, job) == (2, run.job)
     restart = f"ddp-hpc: restart 1 of 3 in this job, from step {step}"
     assert f"{restart}, because attempt 1 failed: {lost}" in run.log
+
+
+@pytest.mark.soak
+def test_a_job_whose_predecessor_is_lost_but_still_shown_as_running_waits_and_resumes(
+    forks: Forks, tmp_path: Path
+) -> None:
+    with Cluster(Settings(slurmd_timeout_s=30)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 20)
+        render = ("--nodes", "1", "--ranks-per-node", "2")
+        run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.2, render=render)
+        cluster.run(["scontrol", "update", f"job={run.job}", "Requeue=0"]).check_returncode()
+        run.wait_for_step(10)
+        power_off(cluster, cluster.node_names[0])
+        second = resubmit(run, 0.2, f"--exclude={cluster.node_names[0]}")
+        check_done(second, quiet, 20)
+        assert (
+            f"shows job {run.job}, which uses the run directory, as running; waiting at most 360 s"
+            in second.log
+        )
+        assert [job for _, job, _ in second.attempts] == [run.job, second.job]
 
 
 @pytest.mark.check
