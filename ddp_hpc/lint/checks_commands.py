@@ -27,7 +27,7 @@ _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
-_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
+_SHORT = re.compile(r"echo|printf|date|rm|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
 _SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
 _ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
 _MONITORS = re.compile(
@@ -44,10 +44,6 @@ _GPU_PROGRAM = re.compile(
 _NO_OPTION = re.compile(
     r"rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|"
     r"[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
-    re.IGNORECASE,
-)
-_NVIDIA = re.compile(
-    r"nvidia|cuda|cudnn|tesla|rtx|geforce|quadro|titan|(?<![a-z\d])(?:[avhlkpt]\d{2,3}s?|[gb]h?200)(?![a-z\d])",
     re.IGNORECASE,
 )
 _USES_GPUS = re.compile(
@@ -186,7 +182,7 @@ def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
     return commands[index]
 
 
-@check("JOB026", "warning", "a container without the GPUs of the job")
+@check("JOB026", "note", "a container without the GPUs of the job")
 def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
     script, device = subject.script, subject.site.node.device if subject.site else ""
     body = "\n".join(line for line in script.lines if not line.startswith("#"))
@@ -206,7 +202,6 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
             command.line,
             f"{plain(name)} {plain(verb)} gives the container no GPUs, unless the site configures it",
             f"add {option} after {plain(verb)}",
-            None if _NVIDIA.search(f"{device}\n{script.text}") else "note",
         )
         return
 
@@ -312,7 +307,7 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("RANK022", "warning", "files on the first node only")
+@check("RANK022", "note", "files on the first node only")
 def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if (subject.num_nodes or 1) < 2 or _ON_ALL_NODES.search(script.text):

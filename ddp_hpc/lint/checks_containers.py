@@ -28,7 +28,7 @@ _MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec)")
 _WITHOUT_QUOTES = re.compile(r"--gpus[= ]+\"?device=[\w-]+(?:,[\w-]+)+\"?(?:\s|$)")
 
 
-@check("JOB039", "warning", "a container that does not fit the ranks or the GPUs of the job")
+@check("JOB039", "note", "a container that does not fit the ranks or the GPUs of the job")
 def _container_and_job(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         if start.program in _RUNTIMES:

@@ -236,6 +236,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             continue
         reader = subject.scheduler.reader
         is_log = d.flag in reader.log_flags
+        if d.flag == "--mail-user" and (subject.script.value("--mail-type") or "none").lower() == "none":
+            continue  # nobody gets mail
         if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
             yield Problem(
                 d.line,

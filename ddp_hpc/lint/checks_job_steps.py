@@ -24,7 +24,7 @@ _REGISTRY = re.compile(
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
-@check("SLURM025", "warning", "job steps that wait for each other")
+@check("SLURM025", "note", "job steps that wait for each other")
 def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if re.search(r"\bSLURM_(?:OVERLAP|EXACT)\b", script.text):
@@ -128,6 +128,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 command.line,
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
                 f"request --ntasks={step}" if step > tasks else "request more CPUs per task",
+                "note",  # the site may assign whole nodes
             )
         threads = whole_number(command.option("--threads-per-core")) or 0
         of_job = whole_number(script.value("--threads-per-core"))

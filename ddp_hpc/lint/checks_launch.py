@@ -24,7 +24,6 @@ from ddp_hpc.schedulers.script_options import whole_number
 
 _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
-_DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
 # The signals that a scheduler sends before a job ends.
@@ -184,6 +183,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
                 "compute the number of ranks in the script, as nodes x ranks per node",
+                "note" if total < nodes * per_node else None,  # the program may need no more
             )
 
 
@@ -235,6 +235,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
                 start.command.line,
                 f"{num_workers} workers of DataLoaders share {cpus} CPU{'s' * (cpus > 1)}",
                 f"request more with --cpus-per-task, or use {max(1, cpus // _local_ranks(start))} workers",
+                "note",
             )
 
 
@@ -305,12 +306,14 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
             if is_one and not start.hides_options:
                 what = f"torchrun starts one rank on a node with {gpus} GPUs"
                 remedy = f"use torchrun --nproc-per-node={gpus}, or request one GPU"
-                yield Problem(start.command.line, what, remedy)
+                # One rank that the script asks for may be a test.
+                yield Problem(
+                    start.command.line, what, remedy, "note" if "--nproc-per-node" in start.options else None
+                )
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
-            is_ddp = _DDP.search(start.command.text) or subject.script.sets("MASTER_ADDR")
-            yield Problem(start.command.line, what, remedy, None if is_ddp else "note")
+            yield Problem(start.command.line, what, remedy, "note")
 
 
 def _is_single_task(start: Start) -> bool:

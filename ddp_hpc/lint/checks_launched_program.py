@@ -33,7 +33,7 @@ _OWN_GPU = re.compile(r"gpus-per-task|gpu-bind|VISIBLE_DEVICES|ZE_AFFINITY_MASK"
 _LONG_S = 3600
 
 
-@check("RANK016", "warning", "ranks without the variables of torchrun")
+@check("RANK016", "note", "ranks without the variables of torchrun")
 def _without_variables(subject: Subject) -> Iterator[Problem]:
     if re.search(r"\bRANK=", "\n".join(subject.script.lines)):
         return
@@ -61,7 +61,7 @@ def _needs_variables(start: Start) -> str:
     return program.name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
 
 
-@check("RANK030", "warning", "ranks of Lightning that srun does not start")
+@check("RANK030", "note", "ranks of Lightning that srun does not start")
 def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         if start.command.name != "srun" or start.program != "python" or start.launcher_hides_options:

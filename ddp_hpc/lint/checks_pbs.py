@@ -64,6 +64,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
         return
+    if not script.read():
+        return  # the file may be none for qsub
     before = script.lines[1 : script.commands[0].line - 1]
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
     differs = any(_DIFFERS_IN_CSH.search(line) for line in script.lines if not line.lstrip().startswith("#"))

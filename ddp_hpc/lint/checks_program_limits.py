@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "printf",
 }
 _OF_LSF = ("jsrun", "bsub")
-_ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?:PBS|SLURM|srun)")
+_ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
 
 
 @check("JOB037", "warning", "a program that would use more than the job has")
@@ -53,14 +53,15 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if of_node and gpus and of_node > gpus:
             what = f"deepspeed --num_gpus={of_node} is the number for each node, and a node has {gpus}"
             yield Problem(line, what, f"use --num_gpus={gpus}", "error")
-        options = start.options if cpus and {name, start.command.name}.isdisjoint(_ELSEWHERE) else {}
+        is_here = name[:1] != "-" and {name, start.command.name}.isdisjoint(_ELSEWHERE)
+        options = start.options if cpus and is_here else {}
         for option in options if name not in LAUNCH_COMMANDS else ():
             match = _THREADS.fullmatch(f"{name} {option}")
             threads = whole_number(match[1] or start.given(option) or "") if match else None
             if cpus and threads and threads > cpus:
-                what = f"{plain(option)} tells {plain(name)} to use {threads} threads, and the job has"
+                what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
                 # A core may have two hardware threads.
-                severity: Severity | None = "note" if threads == 2 * cpus else None
+                severity: Severity | None = "note" if threads <= 2 * cpus else None
                 yield Problem(line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs", severity)
 
 

@@ -70,7 +70,7 @@ _BEGINNINGS = (
     (r"cd\s+[^\s'\"\\$;&|-][^\s'\"\\;&|]*\s+[A-Za-z][\w.-]*$", "cd takes one directory", "quote its name"),
     (r"(?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s", "users cannot do this in a job", "use a container"),
     (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
-    (r"(source|python3?|module|conda|export|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
+    (r"(source|python3?|module|conda|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
     (r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]", "source opens such a file", "omit it"),
     (
         r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)",
@@ -99,8 +99,8 @@ _BEGINNINGS = (
     (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
     (r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s", "the hosts need commas", "write HOST:N,HOST:N"),
     (
-        r"srun\s(?:[^#'\"]*\s)?--mpi[= ]"
-        r"(?![\"']?(?:none|list|pmi|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))",
+        rf"{_LAUNCH}--mpi[= ]"
+        r"(?![\"']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))",
         "Slurm has no such type of MPI",
         "use --mpi=pmix, or a type that srun --mpi=list prints",
     ),
@@ -120,7 +120,11 @@ _BEGINNINGS = (
         "only the last counts",
         "join both",
     ),
-    (r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@\"'${}\[\]-]+$", "this starts a shell that ends", "append a command"),
+    (
+        r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@\"'${}][\w.@\"'${}\[\]-]*$",
+        "this starts a shell that ends",
+        "append a command",
+    ),
     (r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s", "gmx_mpi has no thread-MPI", "use -ntomp"),
     (r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1", "* is quoted here", "put it outside"),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
@@ -133,8 +137,12 @@ _BEGINNINGS = (
     (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
     (r"(?!echo|printf)[^'\"#]*[\s=][\u201c\u201d]", "bash does not treat these quotes as quotes", 'write "'),
     (r"[^'\"#]*\s\\&\\&\s", "the escaped ampersands are arguments of this command", "write &&"),
-    (r"(?:(?:if|elif|while)\s+)?\[\s[^\]]*\s>=?\s*[\d$]", "here, > writes to a file", "write -gt or -ge"),
-    (rf"(?:export\s+)?{_NAME}=[\"']~/", "bash does not expand ~ in quotes", "write $HOME"),
+    (
+        r"(?:(?:if|elif|while)\s+)?\[\s(?:[^\]\"'(]|\"[^\"]*\"|'[^']*')*\s>=?\s*[\d$]",
+        "here, > writes to a file",
+        "write -gt or -ge",
+    ),
+    (rf"(?:export\s+)?(?!PATH=){_NAME}=[\"']~/", "bash does not expand ~ in quotes", "write $HOME"),
     (
         r"(?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b",
         "PATH contains the directories of programs, and the former value is lost",
@@ -148,18 +156,21 @@ _BEGINNINGS = (
     ),
     (
         r"cd\s+(?:\S*[\"'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'\"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]|"
-        rf"(?:export\s+)?{_NAME}=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$",
+        rf"(?:export\s+)?(?P<read>{_NAME})=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$",
         "the $ of the variable is missing",
         "write $ before its name",
     ),
 )
+# These depend on who runs the job, and on what is in PATH.
+_UNSURE = ("users cannot do this", "PATH contains")
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
-_SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\|))")
+_SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
     r"nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|tensorboard\s+--logdir|"
     r"vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block"
 )
+_ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -175,7 +186,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         for what, remedy in (*_beginnings(script, command), *_not_expanded(script, command)):
             if is_reached(script.text, command.line):
-                yield Problem(command.line, what, remedy)
+                yield Problem(command.line, what, remedy, "note" if what.startswith(_UNSURE) else None)
 
 
 def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
@@ -183,10 +194,12 @@ def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
-        # The variable may contain a name, and setenv may be a function.
-        name = match.groupdict().get("name")
-        defined = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\("
-        if not re.search(defined, script.text):
+        # The variable may contain a name, setenv may be a function, and a branch may be for csh.
+        name, read = (match.groupdict().get(group) for group in ("name", "read"))
+        defined = (
+            rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL\b.*csh"
+        )
+        if not re.search(defined, script.text) and (not read or re.search(rf"\$\{{?{read}\b", script.text)):
             yield what, remedy
 
 
@@ -196,9 +209,11 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
     if is_last or not _ENDLESS.match(command.text) or re.search(r"\btimeout\b", command.text):
         return False
     line, *following = script.lines[command.line - 1 :]
-    following_word = next((text.split()[0] for text in following if text.strip()), "")
-    # In a function, a loop or a branch, what follows may run without it.
-    return not line[:1].isspace() and not re.match(r"else|elif|fi|done|esac|[})]", following_word)
+    following_word = next((text.split()[0] for text in following if text.strip(" \t#")), "")
+    # In a function, a loop or a branch, what follows may run without it. After the last program, none waits.
+    after = [c for c in script.commands if c.line > command.line and not _ENDS.fullmatch(c.name)]
+    is_inside = line[:1].isspace() or re.match(r"else|elif|fi|done|esac|[})]", following_word)
+    return bool(after) and not is_inside
 
 
 def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     Start,
-    names_torch,
     ranks_per_node,
     reaches_other_nodes,
     starts,
@@ -49,7 +48,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("SLURM006", "warning", "--gpu-bind hides the other GPUs")
+@check("SLURM006", "note", "--gpu-bind hides the other GPUs")
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if not trains_with_torch(subject):
         return
@@ -63,8 +62,6 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
                 "others directly",
                 "omit it, or use --gpu-bind=none",
-                # Sites with AMD GPUs recommend `closest`, as each rank then uses the network card next to it.
-                "note" if "closest" in value or not names_torch(subject) else None,
             )
 
 
@@ -202,8 +199,7 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
         remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
-    is_unclear = has_one_node and not names_torch(subject)
-    yield Problem(pythons[0].command.line, what, remedy, "note" if is_unclear else None)
+    yield Problem(pythons[0].command.line, what, remedy, "note" if has_one_node else None)
 
 
 def _is_python_program(start: Start) -> bool:
@@ -279,5 +275,5 @@ def _two_ways_to_gpus_of_a_step(subject: Subject) -> Iterator[Problem]:
                 command.line,
                 f"srun rejects --gres=gpu with {whose}, since Slurm {GPUS_TWICE_SINCE}",
                 "remove --gres from srun, or use --gpus-per-node there too",
-                None if version else "warning",
+                None if version else "note",
             )

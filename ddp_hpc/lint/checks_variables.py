@@ -77,7 +77,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
     nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
     assigned = {name for _, name, _ in script.assignments}
-    for name, line in read.items():
+    for name, line in ((name, line) for name, line in read.items() if name not in reader.variables):
         near = nearest.get(name, "")
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
@@ -97,7 +97,9 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         ):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             # A script that submits this one may set the name of the job.
-            severity: Severity | None = "note" if name == "JOB_NAME" else None
+            # Another branch may be for this scheduler.
+            is_sure = name != "JOB_NAME" and not script.lines[line - 1][:1].isspace()
+            severity: Severity | None = None if is_sure else "note"
             yield Problem(line, what, f"use a variable of {scheduler.title}", severity)
             break
         elif name in unknown and name.startswith("SLURM_"):
@@ -117,10 +119,18 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
         if lines:
             what = f"{name} is empty, because it is set only with {option}"
-            # A script that requests nothing may get its options on the command line.
-            requests = any(_REQUESTS.match(d.flag) for d in script.read())
             remedy = f"add {scheduler.prefix} {option}=NUMBER"
-            yield Problem(lines[0], what, remedy, None if requests else "note")
+            yield Problem(lines[0], what, remedy, None if _needs_value(script, name) else "note")
+
+
+def _needs_value(script: Script, name: str) -> bool:
+    """Returns whether an empty value has a consequence, unlike in the name of a file.
+
+    A script that requests nothing may get its options on the command line.
+    """
+    is_value = rf"(?m)^(?!\s*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
+    requests = any(_REQUESTS.match(d.flag) for d in script.read())
+    return requests and bool(re.search(is_value, script.text))
 
 
 def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
@@ -174,9 +184,9 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
     """Returns whether a variable is read often, or gives its value to the one with the similar name."""
-    value = script.set_once.get(near, ":")
     num_uses = sum(name in _expanded(command.text) for command in script.commands)
-    return num_uses > 2 or (":" not in value and name in _expanded(value))
+    values = (value for _, other, value in script.assignments if other == near and ":" not in value)
+    return num_uses > 2 or any(name in _expanded(value) for value in values)
 
 
 def _read_variables(subject: Subject) -> dict[str, int]:
@@ -229,7 +239,11 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
-    for start in starts(subject) if gpus and subject.script.value("--exclusive") != "" else ():
+    is_shared = gpus and subject.script.value("--exclusive") != ""
+    for start in starts(subject) if is_shared else ():
+        # Other programs may have other numbers, such as 0 for the CPU.
+        if start.program not in ("python", "torchrun", "accelerate"):
+            continue
         for option in ("--gpu", "--gpus", "--gpu-id", "--gpu-ids", "--device", "--devices"):
             value = (start.given(option) or "").removeprefix("cuda:")
             is_list = "," in value or option.endswith(("id", "ids", "device"))
@@ -348,6 +362,8 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
                 line,
                 f"{name} is set, but programs do not get it, as it is not exported",
                 f"write export {name}=",
+                # The program may get the address in another way, or need none.
+                "note" if name.startswith("MASTER_") else None,
             )
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)

@@ -227,10 +227,10 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM015", False, S + "#SBATCH --gres=gpu:a100:1\n"),
     ("PBS008", True, P + "#PBS -l select=2:ncpus=32;mpiprocs=4\n"),
     ("JOB017", True, S + "#SBATCH --job-name=train_$MODEL\n"),
-    ("JOB017", True, S + "#SBATCH --mail-user=<mail>\n"),
+    ("JOB017", True, S + "#SBATCH --mail-type=END --mail-user=<mail>\n"),
     ("JOB017", False, S + "#SBATCH --job-name=xxx\n"),
     ("JOB017", False, S + "#SBATCH --mail-user=<me@example.org>\n"),
-    ("JOB017", True, S + "#SBATCH --mail-user=<me>@example.org\n"),
+    ("JOB017", True, S + "#SBATCH --mail-type=END --mail-user=<me>@example.org\n"),
     ("JOB016", False, P + "#PBS -P CityLBM@PG22010\n"),
     ("JOB027", True, P + "#PBS -t 1-{0}\n#PBS -l walltime={1}\n"),
     ("JOB027", True, P + "#PBS -q xxxQUEUExxx\n"),
@@ -846,7 +846,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM009", "warning", S + "#SBATCH --signal=B:USR1@60\n. env/bin/activate\nsrun python a.py\n"),
     # The GPUs may be those of AMD, or of NVIDIA.
     ("JOB026", "note", S + "#SBATCH --gres=gpu:1\napptainer exec a.sif python a.py\n"),
-    ("JOB026", "warning", S + "#SBATCH --gres=gpu:a100:1\napptainer exec a.sif python a.py\n"),
     # Nothing after it uses the environment.
     ("JOB023", "note", S + "conda activate a\n/opt/envs/a/bin/python a.py\n"),
     ("JOB023", "warning", S + "conda activate a\npython a.py\n"),
@@ -886,9 +885,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("RANK013", "note", FOUR + "module load openmpi\npython run.py\n"),
     ("SLURM006", "note", RANKS + "srun --gpu-bind=closest python train.py\n"),
     ("SLURM006", "note", RANKS + "srun --gpu-bind=single:1 python train.py\n"),
-    ("SLURM006", "warning", RANKS + "export NCCL_DEBUG=INFO\nsrun --gpu-bind=single:1 python train.py\n"),
     ("SLURM005", "note", RANKS + "#SBATCH --gpus-per-task=1\nsrun python train.py\n"),
     ("SLURM012", "note", ONE + "#SBATCH --ntasks-per-node=4\npython train.py\n"),
-    ("SLURM012", "warning", ONE + "#SBATCH --ntasks-per-node=4\npython train.py --distributed\n"),
     ("SLURM023", "note", S + "#SBATCH --nodes=1 --nodelist=a,b\n"),
 ]

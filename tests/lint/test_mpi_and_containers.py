@@ -73,7 +73,7 @@ def test_threads_that_share_a_core_are_reported(body: str, severities: list[str]
 @pytest.mark.parametrize(
     ("body", "severities"),
     [
-        ("singularity exec image.sif mpirun -n 4 simulate", ["warning"]),
+        ("singularity exec image.sif mpirun -n 4 simulate", ["note"]),
         ("singularity exec image.sif mpirun -n 4 --host localhost simulate", []),
         ("mpirun -n 4 singularity exec image.sif simulate", []),
         ("srun apptainer exec --cleanenv image.sif simulate", ["note"]),
