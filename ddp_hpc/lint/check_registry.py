@@ -100,6 +100,20 @@ class Subject:
     def value_of(self, word: str) -> str:
         """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
+        if product := re.fullmatch(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)", word):
+            one, other = (
+                whole_number(self.value_of(name if name.isdigit() else f"${name}"))
+                for name in product.groups()
+            )
+            return str(one * other) if one and other else word
+        if (
+            lines := re.fullmatch(r"\$\(\s*(.*)\)", word)
+            if "PBS_NODEFILE" in word and "wc -l" in word
+            else None
+        ):
+            is_unique = re.search(r"\b(?:sort -u|uniq)\b", lines[1])
+            of_each = 1 if is_unique else self.ranks_per_node
+            return str(self.num_nodes * of_each) if self.num_nodes and of_each else word
         if not match:
             return word
         of_node = self.num_nodes and self.ranks_per_node and self.num_nodes * self.ranks_per_node
@@ -111,9 +125,12 @@ class Subject:
             "SLURM_JOB_NUM_NODES": self.num_nodes,
             "SLURM_NTASKS_PER_NODE": self.ranks_per_node,
             "SLURM_GPUS_ON_NODE": self.gpus_per_node,
+            "SLURM_CPUS_PER_TASK": whole_number(self.script.value("--cpus-per-task")),
         }
         value = known.get(match[1]) if match[1] in known else self.script.set_once.get(match[1])
-        return word if value is None or "$" in str(value) else str(value)
+        if value is None or ("$" in str(value) and not re.match(r"\$\(\(|.*PBS_NODEFILE", str(value))):
+            return word
+        return self.value_of(str(value)) if "$" in str(value) else str(value)
 
     @cached_property
     def ranks_per_node(self) -> int | None:

@@ -55,10 +55,14 @@ _VALUES = (
     ),
     (
         r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES",
-        r"\d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]",
+        r"\d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*",
         "it is a list of numbers separated by commas only",
         "remove the blanks or brackets, such as 0,1",
     ),
+    (r"MASTER_PORT", r"(?!.*\$\().*[+*-].*", "bash does not compute it", "write $(( ))"),
+    (r"MASTER_ADDR", r"[^:]*:\d+", "it is a host, without a port", "set MASTER_PORT to the port"),
+    (r"MASTER_ADDR", r"\$\{?PBS_NODEFILE\}?", "it is the name of a file", "write $(head -n 1 $PBS_NODEFILE)"),
+    (r"NCCL_DEBUG", r"(?i:on|true|yes|debug|1)", "NCCL has no such level", "write INFO"),
     (
         r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS",
         r"auto|max|all|\d+,|-\d+",

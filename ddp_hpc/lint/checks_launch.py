@@ -163,7 +163,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 0
     for command in map(_without_program, subject.script.launches("mpiexec", "mpirun")):
-        total = whole_number(command.option("-n", "-np", "--np", "--n"))
+        total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or ""))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
         # One rank is a serial program. With both options, a smaller total may use only some of the nodes, and

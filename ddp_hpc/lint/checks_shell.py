@@ -44,9 +44,15 @@ _BEGINNINGS = (
     (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
     (rf"(?:{_LAUNCH})?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
     (
-        rf"{_PYTHON}-m\s+torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w",
+        rf"{_PYTHON}-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)",
         "no such module",
         "use torchrun",
+    ),
+    (rf"{_PYTHON}torch\.distributed\.(?:run|launch)\s", "Python opens a file of this name", "write -m first"),
+    (
+        r"(?:conda|mamba)\s+(?:create|install|update|remove)(?![^#]*\s(?:-\w*y|--yes|--help)\b)\s",
+        "it asks, and nobody answers in a job",
+        "add -y",
     ),
     (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
     (r"(?:cd|mkdir|source)\s[^\"']*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
@@ -94,6 +100,17 @@ _BEGINNINGS = (
         r"(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$",
         "this changes only a shell that ends with it",
         "write it in the script, or before the program in the same bash -c",
+    ),
+    (
+        rf"(?:{_LAUNCH})?(?:singularity|apptainer)\s+(?:exec|run)\s+(?:-\S+\s+)*(?:-B|--bind)\s+[^\s:]+\s+"
+        rf"(?!-)(?!\S*:)\S*/(?!{_IMAGE})\S*\s+(?:-\S+\s+)*{_IMAGE}\s",
+        "the second directory is taken for the image",
+        "write --bind SOURCE:DESTINATION",
+    ),
+    (
+        rf"(?:{_LAUNCH})?(?:ba)?sh\s+-\w*c\s+'[^']*(?<![\"\w])[\w-]*[= ]\\\$\{{?[A-Z]{{3}}",
+        "in single quotes, the backslash stays, and nothing expands the variable",
+        "omit it",
     ),
     (rf"{_EXEC}$", "no command follows the image, so nothing starts", "write it on the same line"),
     (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
@@ -167,10 +184,14 @@ _UNSURE = ("users cannot do this", "PATH contains")
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
-    r"nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|tensorboard\s+--logdir|"
-    r"vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block"
+    r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
+    r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block|"
+    r"mlflow\s+(?:ui|server)|ollama\s+serve|redis-server\s(?![^#]*daemonize)|"
+    r"python\S*\s+-m\s+(?:http\.server|vllm\.entrypoints|sglang\.launch_server))"
 )
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
+# A directory after the semicolon that ends the value of a search path.
+_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#]*;\s*(?:/|\$\{?\w+\}?(?:/|\s*$))[^\s;]*\s*")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -223,6 +244,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if _keeps_others_waiting(script, command):
         yield "this command does not end, so the next one never starts", "write & at its end"
+    if _PATH_WITH_SEMICOLON.fullmatch(script.lines[command.line - 1]) and "=" in command.text:
+        yield "the semicolon ends the value, and bash runs the directory after it", "write : instead"
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:
         waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import (
+    checks_arguments,
     checks_commands,
     checks_containers,
     checks_environment,
@@ -59,6 +60,7 @@ _MODULES = (
     checks_shell,
     checks_environment,
     checks_program_limits,
+    checks_arguments,
     checks_containers,
     checks_mpi,
     checks_site,

@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddp_hpc.schedulers.script_options import Fault, ReadOption
-from ddp_hpc.schedulers.slurm.sbatch_options import BY_LETTER, SbatchOption, find_option
+from ddp_hpc.schedulers.slurm.sbatch_options import OPTIONS, SRUN_OPTIONS, SbatchOption, find_option
 
 _SPACE = " \t\n\v\f\r"
 _COMPONENT = re.compile(r"\s*(?:hetjob|packjob)(?!\S)", re.IGNORECASE)
 _NONE: Fault = ""
+_LETTERS = {option.letter: option for option in OPTIONS.values() if option.letter}
+_LETTERS_OF_SRUN = {option.letter: option for option in SRUN_OPTIONS.values() if option.letter}
 
 
 def split_line(text: str) -> tuple[list[str], Fault]:
@@ -107,9 +109,25 @@ def _options(words: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
         index += used
 
 
-def _long(line: int, word: str, following: str | None) -> tuple[ReadOption, bool]:
+def read_command(words: Sequence[str], *, of_srun: bool) -> tuple[list[ReadOption], Sequence[str]]:
+    """Returns the options of srun or sbatch up to its program or script, and the words from there on."""
+    options: list[ReadOption] = []
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
+        following = words[index + 1] if index + 1 < len(words) else None
+        if words[index].startswith("--"):
+            option, used = _long(0, words[index], following, of_srun)
+            bundle = [option]
+        else:
+            bundle, used = _letters(0, words[index], following, of_srun)
+        options += bundle
+        index += 1 + used
+    return options, words[index:]
+
+
+def _long(line: int, word: str, following: str | None, of_srun: bool = False) -> tuple[ReadOption, bool]:
     name, equals, value = word[2:].partition("=")
-    known = find_option(name[:80])
+    known = find_option(name[:80], of_srun)
     fault: Fault = ""
     if not isinstance(known, SbatchOption):
         fault = "ambiguous" if known else "unknown"
@@ -128,13 +146,15 @@ def _long(line: int, word: str, following: str | None) -> tuple[ReadOption, bool
     return ReadOption(line=line, flag=known.flag, value=value, written=word, fault=fault), used
 
 
-def _letters(line: int, word: str, following: str | None) -> tuple[list[ReadOption], bool]:
+def _letters(
+    line: int, word: str, following: str | None, of_srun: bool = False
+) -> tuple[list[ReadOption], bool]:
     """Returns the options of a word such as `-vN2`, and whether the next word is the value of the last
     one.
     """
     options: list[ReadOption] = []
     for position, letter in enumerate(word[1:], start=1):
-        option = BY_LETTER.get(letter)
+        option = (_LETTERS_OF_SRUN if of_srun else _LETTERS).get(letter)
         if option is None:
             options.append(ReadOption(line=line, flag=f"-{letter}", written=word, fault="unknown"))
             return options, following is not None and len(word) == 2 and not following.startswith("-")

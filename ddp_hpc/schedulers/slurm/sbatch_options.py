@@ -102,7 +102,6 @@ def _options_in(table: str) -> dict[str, SbatchOption]:
 
 OPTIONS = _options_in(_TABLE)
 """All options of sbatch by their long names."""
-BY_LETTER = {option.letter: option for option in OPTIONS.values() if option.letter}
 CURRENT = tuple(option.name for option in OPTIONS.values() if not option.until)
 SRUN_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in _NOT_OF_SRUN} | _options_in(
     _SRUN_TABLE
@@ -111,24 +110,26 @@ SRUN_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in 
 
 
 @cache
-def _names_of(version: str) -> list[str]:
-    return sorted(name for name, option in OPTIONS.items() if option.is_in(version))
+def _names_of(version: str, of_srun: bool) -> list[str]:
+    known = SRUN_OPTIONS if of_srun else OPTIONS
+    return sorted(name for name, option in known.items() if option.is_in(version))
 
 
-def find_option(name: str) -> SbatchOption | tuple[str, ...]:
+def find_option(name: str, of_srun: bool = False) -> SbatchOption | tuple[str, ...]:
     """Returns the option that getopt_long finds for a long name or for an unambiguous beginning of it.
 
     If there is no such option, returns all names that begin with `name`: none or several. An option is found
     as soon as one version accepts the name or the beginning.
     """
+    known = SRUN_OPTIONS if of_srun else OPTIONS
     best: tuple[str, ...] = ()
     for version in reversed(VERSIONS):
-        names = _names_of(version)
+        names = _names_of(version, of_srun)
         first = bisect_left(names, name)
         begin = list(takewhile(lambda option: option.startswith(name), names[first:]))
         if begin[:1] == [name]:
-            return OPTIONS[name]
+            return known[name]
         if len(begin) == 1:
-            return OPTIONS[begin[0]]
+            return known[begin[0]]
         best = best or tuple(begin)
     return best
