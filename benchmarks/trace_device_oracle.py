@@ -6,9 +6,9 @@ Like benchmarks/trace_oracle.py, this is another computation on the whole JSON w
   innermost operator or annotation of the same thread at the first moment of the former
 - for each moment of the steps, the kernels and copies of which the launch call has begun, but which have not
   started: the median of their number, and the share of the time in which it is 0
-- the means of `blocks per SM`, `warps per SM` and `est. achieved occupancy %` over the kernels, weighted by
-  their durations, and the share of kernels of which the name contains one of the words of tensor_core.py
-  (torch_tb_profiler 0.4, kineto's tb_plugin), or the sign of a newer library
+- the mean of `est. achieved occupancy %` over the kernels, weighted by their durations, and the share of
+  kernels of which the name contains one of the words of tensor_core.py (torch_tb_profiler 0.4, kineto's
+  tb_plugin), or the sign of a newer library
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ WORDS = re.compile(
     "|compute_attn_ws|fp8\\w*::GemmKernel|xmma_sparse_gemm|c1688|nvjet|tensorop|wgmma|tensor[0-9]+x[0-9]+x[0-9]+|flash_fwd_kernel"
     "|flash_fwd_splitkv_kernel|flash_bwd_dq|FlashAttnFwd|FlashAttnBwd"
 )
-FIELDS = {
-    "blocks_per_sm": "blocks per SM",
-    "warps_per_sm": "warps per SM",
-    "occupancy": "est. achieved occupancy %",
-}
+FIELDS = {"occupancy": "est. achieved occupancy %"}
 NUMBERS = ("queue_median", "queue_empty", "tensor_cores", *FIELDS)
 
 
@@ -117,8 +113,11 @@ def main(paths: list[str]) -> None:
         rows = kernel_tables.kinds(capture).rows if want else [{"kind": "all"}]
         (got_all,) = (row for row in rows if row["kind"] == "all")
         got |= got_all
+        computing = [kernel for kernel in trace.kernels if not kernel.is_copy]
+        with_cores_s = sum(kernel.total_s for kernel in computing if kernel.tensor_cores)
+        got["tensor_cores"] = with_cores_s / (sum(kernel.total_s for kernel in computing) or 1.0)
         for name in NUMBERS:
-            if name in want and "warps_per_sm" in want:
+            if name in want and "occupancy" in want:
                 scale = 1.0 if name in ("queue_empty", "tensor_cores") else max(abs(want[name]), 1.0)
                 worst = max(worst, abs(want[name] - float(got[name] or 0)) / scale)
         for who, each in (("oracle", want), ("report", got)):

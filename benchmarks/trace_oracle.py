@@ -212,6 +212,7 @@ def divide_device(
     autograd = {thread for thread, events in trace.host.items() if any(is_node(event) for event in events)}
     autograd -= trace.main
     spans: dict[str, Spans] = defaultdict(list)
+    regions: dict[Work, str] = {}
     for work in trace.work:
         region = ""
         if work.kind == "kernel" and work.call:
@@ -220,6 +221,10 @@ def divide_device(
             region = "backward" if thread in autograd else ""
             if at >= 0 and pieces[thread][at][1] > moment:
                 region = pieces[thread][at][2]
+        regions[work] = region
+    if "forward" not in regions.values():
+        regions |= before_backward(trace, regions)
+    for work, region in regions.items():
         part = region if region in PARTS else "other"
         spans[part if work.kind == "kernel" else work.kind].append((work.start, work.end))
     sets = {name: union(some) for name, some in spans.items()}
@@ -242,6 +247,29 @@ def divide_device(
         row["idle"] = sum(row[cause] for cause in CAUSES[2:])
         rows.append(row | {"wall": length(whole)})
     return rows
+
+
+def before_backward(trace: Trace, regions: dict[Work, str]) -> dict[Work, str]:
+    """Returns the work of a forward pass without annotation: what is launched outside of all regions in a
+    step before its first kernel of the backward pass.
+    """
+    found: dict[Work, str] = {}
+    for start, end in trace.steps:
+        own = {
+            work: region
+            for work, region in regions.items()
+            if work.kind == "kernel" and work.call and start <= work.call[0] < end
+        }
+        first = min(
+            (work.call[0] for work, region in own.items() if work.call and region == "backward"),
+            default=start,
+        )
+        found |= {
+            work: "forward"
+            for work, region in own.items()
+            if work.call and not region and work.call[0] < first
+        }
+    return found
 
 
 def gaps(works: list[Work], waits: dict[str, Spans]) -> dict[str, Spans]:

@@ -235,9 +235,14 @@ class Kernel:
     """What the kernel does, such as `matrix products`, or its collective."""
     num_calls: int
     total_s: float
+    shortest_s: float = 0.0
+    median_s: float = 0.0
+    """The median duration of all calls of kernels with this name."""
     longest_s: float = 0.0
     longest_at: str = ""
     """The step in which the longest call begins, and when; empty outside of all steps."""
+    graph_launch: str = ""
+    """The call that launches the graph that contains the kernel; empty outside of graphs."""
     stream: str = ""
     is_copy: bool = False
     bytes: int = 0
@@ -252,12 +257,9 @@ class Kernel:
     alone: tuple[int, float] = (0, 0.0)
     """The same of the calls during which no collective runs."""
     tensor_cores: float | None = None
-    """1 if its name shows that it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if unknown."""
-    # Kineto's estimates: the means over the calls, weighted by their durations.
-    blocks_per_sm: float | None = None
-    warps_per_sm: float | None = None
+    """1 if it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if its name does not show it."""
     occupancy: float | None = None
-    """The achieved occupancy in percent."""
+    """Kineto's estimate of the achieved occupancy in percent: the mean, weighted by the durations."""
 
 
 class NamedEvent(NamedTuple):
@@ -274,6 +276,8 @@ class NamedEvent(NamedTuple):
     """The start of the call that launched a kernel; infinite if unknown."""
     details: str = ""
     """The size of the grid, the registers and so on of a kernel, as far as they are known."""
+    share: float = 1.0
+    """The fraction of this time in which the device is busy."""
 
 
 @dataclass(frozen=True)
@@ -411,10 +415,13 @@ class RankTrace:
     """Host and process ID of the recorded program; empty if the trace does not contain them."""
     device_name: str = ""
     """The product name of the device, such as `Tesla V100-SXM2-32GB`; empty if unknown."""
+    num_sms: int = 0
+    """The number of the SMs or compute units of a device; 0 if unknown."""
     is_cut_off: bool = False
     """Whether the file ends before the recording does, or its end could not be read."""
-    busy: tuple[tuple[float, float], ...] = ()
-    """Starts and ends of the times in which the device did something. Short gaps may be closed."""
+    busy: tuple[tuple[float, float, float], ...] = ()
+    """Starts and ends of the times in which the device did something, between which short gaps may be closed,
+    and the fraction without these gaps."""
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
     host_waits: tuple[HostTime, ...] = ()

@@ -17,7 +17,7 @@ from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers
 from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, annotated_kind, runs_on_host
 from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
-from ddp_hpc.trace.intervals import few, spent
+from ddp_hpc.trace.intervals import NO_INTERVALS, few, spent
 from ddp_hpc.trace.model_input import first_input, metadata
 from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
@@ -28,6 +28,7 @@ from ddp_hpc.trace.step_times import Steps, measure
 _MOST_SPANS, _MOST_BUSY = 50_000, 1000
 """Limits of the intervals of a region in the timeline: on the host, and on a device."""
 _NOTED_SHARE = 0.01
+_AS_OTHER = "its kernels count as other computation"
 _MOST_OPS, _MOST_KERNELS = 1000, 5000
 _MOST_RANKS = 1_000_000
 _FAR_NS = 2**63
@@ -79,7 +80,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         num_events=reading.num_events,
         notes=tuple(notes),
         process=_process(recording, host),
-        device_name=_device_name(reading.head) if len(recording.device) else "",
+        **(_device_properties(recording, reading.head) if len(recording.device) else {}),
         is_cut_off=reading.is_cut_off,
         **summarize(recording, steps),
         host_waits=waits,
@@ -138,12 +139,15 @@ def _process(recording: Recording, host: str) -> str:
     return f"{host}/{pid}" if isinstance(pid, int) and len(recording.host) else ""
 
 
-def _device_name(head: dict[str, Any]) -> str:
-    """Returns the product names of the host's devices, or an empty string if they were not recorded."""
+def _device_properties(recording: Recording, head: dict[str, Any]) -> dict[str, Any]:
+    """Returns the product names and the largest number of SMs of the host's devices, if they are known."""
     properties = head.get("deviceProperties")
-    devices = properties if isinstance(properties, list) else []
-    names = {device.get("name") for device in devices if isinstance(device, dict)}
-    return ", ".join(sorted(name for name in names if isinstance(name, str)))
+    devices = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    names = {name for one in devices if isinstance(name := one.get("name"), str) and name}
+    if any(name.startswith("hip") for _, name in recording.launches.names):
+        names = names or {"AMD GPU"}  # ROCm's device type is cuda, too
+    sms = [number for one in devices if isinstance(number := one.get("numSms"), int)]
+    return {"device_name": ", ".join(sorted(names)), "num_sms": max(sms, default=0)}
 
 
 def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Collective, ...]:
@@ -247,9 +251,15 @@ def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
         notes.append(
             f"profiler.step() was not called, so the whole recording{from_kernel} is treated as one step"
         )
-    if any(of.other_s for of in steps.times) and steps.device and not len(steps.regions["forward"][0]):
+    has_forward = len(steps.regions.get("forward", NO_INTERVALS)[0]) > 0
+    if (
+        steps.device
+        and not len(steps.regions_on_host["forward"][0])
+        and (has_forward or any(of.other_s for of in steps.times))
+    ):
+        counted = "what is launched in a step before its backward pass counts as forward"
         notes.append(
-            "the forward pass is not annotated, so its kernels count as other computation; mark it with "
+            f"the forward pass is not annotated, so {counted if has_forward else _AS_OTHER}; mark it with "
             'record_function("forward")'
         )
     if recording.lacks_device:

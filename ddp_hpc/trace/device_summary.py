@@ -14,7 +14,7 @@ from ddp_hpc.trace.critical_path import path_links
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, few
+from ddp_hpc.trace.intervals import Intervals, Longs, few, spent
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
@@ -30,8 +30,10 @@ def summarize(recording: Recording, steps: Steps) -> dict[str, Any]:
     if activity is None:
         return {}
     starts, ends = few(activity.busy, _MOST_BUSY)
+    shares = spent((starts, ends), activity.busy) / np.maximum(ends - starts, 1)
+    times = ((zero_s + side * 1e-9).tolist() for side in (starts, ends))
     found: dict[str, Any] = {
-        "busy": tuple(zip((zero_s + starts * 1e-9).tolist(), (zero_s + ends * 1e-9).tolist(), strict=True)),
+        "busy": tuple(zip(*times, shares.tolist(), strict=True)),
         "path_links": path_links(recording, activity, steps),
     }
     windows = (steps.starts, steps.ends)

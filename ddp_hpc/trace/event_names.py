@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import takewhile
 
 from ddp_hpc.base.text_table import cut
 
@@ -70,7 +70,6 @@ _REPEATED = re.compile(
     r"|::operator\(\)\(\) const|, (std::array|(at::detail::)?Array)<char\*, \d+(ul)?>"
 )
 _LAMBDA = re.compile(r"(::)?\{lambda\([^(){}]*\)#\d+\}")
-_WORD = re.compile(r"[^\W_]+|.?", re.DOTALL)
 
 _DTYPES = {
     1: ("bool", "byte", "char", "unsigned char", "signed char", "float8_e4m3fn", "c10::float8_e4m3fn"),
@@ -81,8 +80,8 @@ _DTYPES = {
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
-_CONTEXT, _MOST_DIFFERENCES = 4, 4
-"""The characters that are shown before a difference of names, and the most differences of one."""
+_CONTEXT = 4
+"""The characters that are shown before the first difference of names."""
 
 # Most events have the name of another one.
 _cached = lru_cache(10_000)
@@ -221,8 +220,8 @@ def _forms(name: str) -> tuple[str, ...]:
 
 
 def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Returns different shortened names: those that would be equal show the words in which they differ, and
-    if these are too many, a number.
+    """Returns different shortened names: those that would be equal show where they differ, and if this is not
+    enough, a number.
     """
     short = {name: shortened(name, limit) for name in names}
     num, heads = Counter(short.values()), defaultdict[str, list[str]](list)
@@ -232,39 +231,16 @@ def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
     for same in heads.values():
         of_all = zip(*map(_forms, same), strict=True)
         forms = next(forms for forms in of_all if len(set(forms)) == len(same))
-        offsets = _differences(forms)
-        short |= {name: _pieces(form, offsets[form], limit) for name, form in zip(same, forms, strict=True)}
+        pairs = zip(min(forms), max(forms), strict=False)
+        same_until = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        begin = max(same_until - _CONTEXT, head := limit // 3)
+        for name, form in zip(same, forms, strict=True):
+            short[name] = cut(f"{form[:head]}{'...' * (begin > head)}{form[begin:]}", limit)
     seen: Counter[str] = Counter()
     for name, text in short.items():
         seen[text] += 1
         short[name] += f" #{seen[text]}" if seen[text] > 1 else ""
     return short
-
-
-def _differences(names: Sequence[str], most: int = _MOST_DIFFERENCES) -> dict[str, list[int]]:
-    """Returns the offsets of the words in which each name differs from those that are equal before them."""
-    if len(names) < 2 or not most:
-        return {name: [] for name in names}
-    pairs, groups = enumerate(zip_longest(min(names), max(names))), defaultdict[str, list[str]](list)
-    begin = next(at for at, (one, other) in pairs if one != other)
-    for name in names:
-        groups[(_WORD.match(name, begin) or [""])[0]].append(name)
-    later = [_differences(same, most - 1) for same in groups.values()]
-    return {name: [begin, *offsets] for same in later for name, offsets in same.items()}
-
-
-def _pieces(name: str, offsets: Sequence[int], limit: int) -> str:
-    """Returns the beginning of a name and the parts at some offsets; `...` replaces what is between them."""
-    if len(name) <= limit:
-        return name
-    width = min(limit // 4, limit // 2 // len(offsets))
-    end = limit - len(offsets) * (width + 3) - 3
-    text = name[:end]
-    for begin in (offset - _CONTEXT for offset in offsets):
-        is_far = begin > end + 3
-        text += "..." * is_far + name[begin if is_far else end : begin + width]
-        end = max(end, begin + width)
-    return cut(text + name[end:], limit)
 
 
 def _parameters(name: str) -> int:

@@ -73,10 +73,8 @@ class _Link(msgspec.Struct, gc=False):
 
 
 class _Kernel(_Link):
-    """Kineto's estimates for a kernel of CUDA. In other traces, they are unknown."""
+    """What Kineto records of a kernel of CUDA. In other traces, most of it is unknown."""
 
-    blocks_per_sm: float = msgspec.field(name="blocks per SM", default=-1)
-    warps_per_sm: float = msgspec.field(name="warps per SM", default=-1)
     occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1)
     shared_bytes: _Size = msgspec.field(name="shared memory", default=0)
     registers: _Size = msgspec.field(name="registers per thread", default=0)
@@ -91,10 +89,6 @@ class _Kernel(_Link):
 
 
 _Args = TypeVar("_Args", _Link, _Kernel, _Memory, _Arguments, _Inputs)
-
-
-OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
-"""The fields of `Recording.device` with Kineto's estimates for each kernel."""
 
 
 class Message(NamedTuple):
@@ -123,7 +117,7 @@ class Recording:
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
     """Kernels and copies, with correlation IDs, the `bytes` of copies, `message` as above, indices in
-    `configs`, and the fields in OCCUPANCY."""
+    `configs`, and Kineto's estimates of the `occupancy`, or -1."""
     memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
@@ -161,9 +155,7 @@ class Collector:
         self.host = Columns(threads, message="i", shapes="i")
         self.modules = Columns(threads)
         self.launches = Columns(threads, correlation="q")
-        self.device = Columns(
-            Numbers(), correlation="q", bytes="q", message="i", config="i", **dict.fromkeys(OCCUPANCY, "d")
-        )
+        self.device = Columns(Numbers(), correlation="q", bytes="q", message="i", config="i", occupancy="d")
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
         self.configs: Numbers[Launch] = Numbers()
@@ -204,7 +196,7 @@ class Collector:
         kernels = [_decoded(_Kernel, event) for event in events]
         fields = {
             name: [getattr(kernel, name) for kernel in kernels]
-            for name in ("correlation", "bytes", *OCCUPANCY)
+            for name in ("correlation", "bytes", "occupancy")
         }
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
         launches = [Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels]

@@ -22,6 +22,7 @@ from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.trace.event_names import shortened
 from ddp_hpc.trace.html_figures import MAX_NAME, Figure
+from ddp_hpc.trace.table_columns import HINTS
 
 _DIRECTORY = Path(__file__).parent / "html"
 _MAX_SENTENCES = 100
@@ -77,6 +78,7 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"cut": cut, "lines": _lines, "shortened": partial(shortened, limit=MAX_NAME)}
+    environment.globals["hints"] = HINTS
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment
 

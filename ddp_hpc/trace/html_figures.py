@@ -39,8 +39,8 @@ COLORS = {
 }
 # Tol's muted palette, for what kernels do, and colors for the host.
 _KIND_COLORS = (
-    "#332288 #88ccee #aa4499 #999933 #ddcc77 #7f5fd0 #cc6677 #117733 #882255 #661100 #44aa99 #8c96a3 #c5ccd6 "
-    "#b39ddb #e0245e"
+    "#4d8a2b #332288 #88ccee #aa4499 #999933 #ddcc77 #7f5fd0 #cc6677 #117733 #882255 #661100 #44aa99 #8c96a3 "
+    "#c5ccd6 #b39ddb #e0245e"
 )
 COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION, CALL, BLOCKING), _KIND_COLORS.split(), strict=True))
 _COMM = ("comm_exposed_s", "comm_hidden_s")

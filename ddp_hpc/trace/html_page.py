@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_hpc.base.text_table import Table
-from ddp_hpc.trace import kernel_tables, tables
+from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_BARS, timeline
 from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.report_tables import report_tables
 
 _MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
 
@@ -37,46 +37,18 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
 
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
     """Returns the template's variables for a capture, and adds its charts to `figures`."""
-    lines, kinds = timeline(capture, MAX_BARS // num_captures), kernel_tables.kinds(capture)
+    lines = timeline(capture, MAX_BARS // num_captures)
     if len(capture.ranks) > 1:
         figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
-    ranks = [f"rank {trace.rank}" for trace in capture.ranks]
     return {
         "number": number,
         "capture": capture,
         "about": about(capture),
         "timeline": lines,
-        "ranks": _without_empty(
-            *([tables.ranks(capture)] if len(capture.ranks) > 1 else []),
-            tables.host_regions(capture),
-            tables.memory(capture),
-        ),
-        "steps": tables.steps(capture),
+        "tables": report_tables(capture),
         "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
-        "waits": _without_empty(
-            tables.idle(ranks, capture.rank_means),
-            tables.host_waits(capture),
-            tables.blocking_calls(capture),
-            tables.gaps(capture),
-            tables.critical_path(capture),
-        ),
-        "collectives": tables.collectives(capture),
-        "has_estimates": any(row["tensor_cores"] is not None for row in kinds.rows),
-        "top": _without_empty(
-            tables.regions(capture),
-            kinds,
-            kernel_tables.streams(capture),
-            kernel_tables.copies(capture),
-            kernel_tables.kernels(capture),
-            kernel_tables.kernels_by_operator(capture),
-            tables.operators(capture),
-        ),
     }
-
-
-def _without_empty(*shown: Table) -> list[Table]:
-    return [table for table in shown if table.rows]
 
 
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:

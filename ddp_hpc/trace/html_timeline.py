@@ -235,7 +235,10 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
 def _bars(
     trace: RankTrace, row: int, num_levels: int, lanes: Sequence[Lane], matched: dict[int, Matched]
 ) -> Iterator[_Bar]:
-    busy = (NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s) for start_s, end_s in trace.busy)
+    busy = (
+        NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s, share=share)
+        for start_s, end_s, share in trace.busy
+    )
     calls = (_collective(call, trace.rank, matched.get(id(call))) for call in trace.collectives)
     of_kind: defaultdict[str, list[NamedEvent]] = defaultdict(list)
     for event in (*trace.named, *calls, *busy):
@@ -282,6 +285,8 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     is_launched = kind in KINDS or any(event.callers for event in events if kind == _COLLECTIVE)
     if is_launched or kind in (CALL, BLOCKING):
         named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
+    if kind == _BUSY:
+        named["share"] = [round(event.share, 3) for event in events]
     if is_launched:
         moments = (event.launched_s for event in events)
         named["details"] = [texts[event.details] for event in events]

@@ -12,7 +12,9 @@ from ddp_hpc.trace.event_names import SHARED_KINDS, annotated_kind, kernel_kind
 
 # The first match determines the kind. Kernels of Inductor have the names of all operators that they fuse, and
 # those that compute a convolution as a matrix product have both names.
+_EXPERTS = "mixture of experts"
 _WORDS = (
+    (_EXPERTS, "(?<![a-z])moe|matmul_ogs|^_finalize_matmul_scatter|_routing_|bitmatrix|^_topk_forward"),
     ("attention", "^triton_tem\\w*attention"),
     ("matrix products", "^triton_tem"),
     ("normalization", "^triton_(red|per)\\w*(_norm|rsqrt)|rms_?norm"),
@@ -21,7 +23,7 @@ _WORDS = (
     # Of kernels that compute an activation and quantize its result, the activation is the kind.
     ("elementwise", "^(?!.*gemm|bmm_).*(swiglu|silu)_?\\w*_(forward|backward|and|cast)"),
     ("quantization", "quantize|_quant_kernel|fp8_quant|fp8_?(rowwise|qparam)|_cast_(to|back|and)_|cast_back"),
-    ("embedding and indexing", "split_(embedding|eb_)|embedding_codegen|bounds_check|moe::\\w+::routing"),
+    ("embedding and indexing", "split_(embedding|eb_)|embedding_codegen|bounds_check"),
     ("embedding and indexing", "index_copy|kv_indices|^(void )?rocprim(?!.*reduce)"),
     ("pooling", "(max|avg|average)_?pool|pooling"),
     ("parameter updates", "adam|adagrad|\\bsgd|lamb_|optimizer"),
@@ -36,8 +38,8 @@ _WORDS = (
     ("copies", "copy_(async|kernel|tensor)|kv_?cache(?!datatype)|::copy_|::cat\\b|contiguous"),
     ("matrix products", "(?<!fb)gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|cublas"),
     ("matrix products", "splitkreduce|dot_kernel|::linear\\b"),
-    ("embedding and indexing", "embedding|_embs_|ind(ex|ices)|gather|scatter|permute|masked_|routing|topk"),
-    ("embedding and indexing", "sort|unique|histogram|scan|bitmatrix|mapping|cub::device(?!reduce)"),
+    ("embedding and indexing", "embedding|_embs_|ind(ex|ices)|gather|scatter|permute|masked_|topk"),
+    ("embedding and indexing", "sort|unique|histogram|scan|mapping|cub::device(?!reduce)"),
     ("embedding and indexing", "offsets_range|to_dense|bucketize|token_ids|compute_position|cumsum|nonzero"),
     ("embedding and indexing", "expand_to|repeat_interleave|dispatch_layout|count_expert|aux_fi"),
     ("softmax and reductions", "softmax|reduce(?!d)|loss|lpnorm|normtwo|(vector|foreach)_norm|argm(ax|in)"),
@@ -68,6 +70,8 @@ _DATA_TYPES = (
     ("TF32", "tf32"),
     ("float", "float|f32|sgemm|s884|s1688|scudnn|Cijk_[a-z]+_[a-z]+_s"),
 )
+PRODUCTS = (_EXPERTS, "matrix products", "attention", "convolution")
+"""The kinds that consist of matrix products, at least for the most part."""
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 
 
@@ -79,17 +83,28 @@ def kernel_category(name: str, operator: str = "") -> str:
     if collective := kernel_kind(name):
         return (collective in SHARED_KINDS and annotated_kind(operator)) or collective
     texts = (name, operator) if _OPERATOR.fullmatch(operator) else (name,)
+    if _RULES[0][1].search(texts[-1]) and not name.startswith("Mem"):
+        return _EXPERTS  # all that such an operator does, such as its routing
     matches = (kind for text in texts for kind, words in _RULES if words.search(text))
     kind = next(matches, "other")
     # Libraries compute convolutions as matrix products.
     return "convolution" if kind == "matrix products" and "convolution" in operator else kind
 
 
-def uses_tensor_cores(name: str) -> bool:
-    """Returns whether the name of a kernel shows that it uses Tensor Cores or AMD's matrix cores."""
-    return _TENSOR_CORES.search(name) is not None
+def uses_tensor_cores(name: str, kind: str) -> float | None:
+    """Returns 1 if the name of a kernel shows that it uses Tensor Cores or AMD's matrix cores, and None if it
+    computes matrix products, and its name shows neither this nor the data type float.
+    """
+    if _TENSOR_CORES.search(name):
+        return 1.0
+    return None if kind in PRODUCTS and data_type(name) != "float" else 0.0
 
 
 def data_type(name: str) -> str:
-    """Returns the smallest data type in the name of a kernel that computes matrix products."""
-    return next((dtype for dtype, words in _DATA_TYPES if re.search(words, name, re.I)), "unknown")
+    """Returns the smallest data type in the name of a kernel that computes matrix products.
+
+    >>> data_type("_matmul_ogs_NNT_bf16xbf16xmxfp4")  # FP4 is the type of weights only
+    'FP4 with BFloat16'
+    """
+    found = [dtype for dtype, words in _DATA_TYPES if re.search(words, name, re.I)]
+    return " with ".join(found[: 1 + ("FP4" in found)]) or "unknown"

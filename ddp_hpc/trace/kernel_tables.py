@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import Capture, Launch
+from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
 from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
 
@@ -57,19 +58,22 @@ def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = sum_columns(capture, Column("name", "kernels", kernel_name(capture)), "ms")
     rows = with_others(sums(capture, "kernels", ("name", "kind"), "total_s"), "name")
+    num_sms = max(trace.num_sms for trace in capture.ranks)
     for row in rows:
         if row["longest_at"]:
             row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
         launch = row["launch"] or Launch()
-        row |= {
-            "grid": "x".join(map(str, launch.grid)) or None,
-            "block": "x".join(map(str, launch.block)) or None,
-        }
+        row["grid"] = "x".join(map(str, launch.grid)) or None
+        row["block"] = "x".join(map(str, launch.block)) or None
+        if 0 < (num_blocks := math.prod(launch.grid or (0,))) < num_sms:
+            row["grid"] += f": on {num_blocks} of {num_sms} SMs"
+        operator = "" if (row["operator"] or "").startswith(STEP) else row["operator"]
+        row["launcher"] = " in ".join(filter(None, (row["graph_launch"], operator))) or None
     columns = [
+        *(Column("shortest_s", "shortest ms", ms), Column("median_s", "median ms", ms)),
         *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at")),
-        *(column for column in ESTIMATES if "per_sm" not in column.field),
-        Column("grid", "grid"),
-        Column("block", "block"),
+        *(*ESTIMATES, Column("grid", "grid"), Column("block", "block")),
+        Column("launcher", "launched by", short),
     ]
     return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
 

@@ -133,7 +133,7 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
         trace,
         steps=tuple(replace(step, start_s=step.start_s + by_s) for step in trace.steps),
         collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),
-        busy=tuple((start_s + by_s, end_s + by_s) for start_s, end_s in trace.busy),
+        busy=tuple((start_s + by_s, end_s + by_s, share) for start_s, end_s, share in trace.busy),
         clock_ns=trace.clock_ns + round(by_s * 1e9),
         named=tuple(
             event._replace(start_s=event.start_s + by_s, launched_s=event.launched_s + by_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
-from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
+from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents, spent, union
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.step_times import Steps
@@ -108,26 +108,40 @@ def kernels(
     is_beside, is_alone = hidden > _BESIDE * durations, hidden == 0
     order = np.argsort(index, kind="stable")
     first = np.searchsorted(index, np.arange(len(calls) + 1), sorter=order)
-    means = [_means(device.fields[name], durations, index) for name in OCCUPANCY]
-    is_amd = any(name.startswith("hip") for _, name in recording.launches.names)
+    means = _means(device.fields["occupancy"], durations, index)
+    has_cores = {category.partition("_")[0] for category, _ in recording.launches.names} <= {"cuda"}
     operators, streams = [*(name for _, name in host.names), ""], _streams(device)
+    median = partial(np.quantile, q=0.5, method="lower")
+    medians = {one: float(median(durations[device.name == one])) for one in np.unique(device.name).tolist()}
+    launched_by = _graph_launches(recording, steps, chosen)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         own = order[first[at] : first[at + 1]]
         name, launcher = device.names[device.name[own[0]]][1], operators[operator[own[0]]]
-        blocks, warps, occupancy = (None if np.isnan(mean[at]) else float(mean[at]) for mean in means)
-        is_known = (is_amd or warps is not None) and not is_copy[own[0]]  # NVIDIA's kernels have warps
+        occupancy = None if np.isnan(means[at]) else float(means[at])
+        kind, is_kernel = kernel_category(name, launcher), has_cores and not is_copy[own[0]]
         split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
         beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
-        longest = own[np.argmax(durations[own])]
+        shortest, longest = own[np.argmin(durations[own])], own[np.argmax(durations[own])]
         found.append(Kernel(
-            name, launcher, kernel_category(name, launcher), int(calls[at]), float(totals[at]),
-            float(durations[longest]), steps.place(int(device.starts[longest])),
+            name, launcher, kind, int(calls[at]), float(totals[at]),
+            float(durations[shortest]), medians[int(device.name[own[0]])],
+            float(durations[longest]), steps.place(int(device.starts[longest])), launched_by[own[0]],
             streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
             recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
-            beside, alone, float(uses_tensor_cores(name)) if is_known else None, blocks, warps, occupancy,
+            beside, alone, uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
         ))  # fmt: skip
     return tuple(found)
+
+
+def _graph_launches(recording: Recording, steps: Steps, chosen: npt.NDArray[np.bool_]) -> list[str]:
+    """Returns the name of the call that launched each chosen kernel, if it launches a graph."""
+    calls, launches = recording.launches, steps.device.launches if steps.device else None
+    if launches is None or not len(calls):
+        return [""] * len(recording.device)
+    names = [name if "GraphLaunch" in name else "" for _, name in calls.names]
+    pairs = zip(calls.name[launches.call[chosen]].tolist(), launches.is_known[chosen].tolist(), strict=True)
+    return [names[number] if is_known else "" for number, is_known in pairs]
 
 
 def _streams(device: Events) -> list[str]:

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.kernel_kinds import KINDS, data_type
+from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
 from ddp_hpc.trace.sums_over_ranks import weighted
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
 
-_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MOST_CHARACTERS = 64, 3, 0.001, 300
-_PRODUCTS = ("matrix products", "attention", "convolution")
+_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MUCH, _MOST_CHARACTERS = 64, 3, 0.001, 0.05, 300
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
@@ -64,11 +63,15 @@ def about(capture: Capture) -> list[tuple[str, str]]:
 def _use_of_cores(capture: Capture) -> str:
     """Returns the use of Tensor Cores and the occupancy, by the time of kernels other than collectives."""
     rows = [vars(kernel) for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
-    cores, occupancy = weighted(rows, "tensor_cores"), weighted(rows, "occupancy")
-    known = f"used at least {cores:.0%} of the time of computing kernels, by their names" if cores else ""
-    unknown = "unknown" if cores is None else "no kernel has a name that shows it"
+    times: defaultdict[float | None, float] = defaultdict(float)
+    for row in rows:
+        times[row["tensor_cores"]] += row["total_s"] * (not row["is_copy"])
+    all_s = sum(times.values()) or 1.0
+    known = f"used {times[1.0] / all_s:.0%} of the time of computing kernels, by their names"
+    unknown = f"; unknown for {times[None] / all_s:.0%}" * (times[None] >= _MUCH * all_s)
+    occupancy = weighted(rows, "occupancy")
     estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
-    return f"{known or unknown}; occupancy: {estimate}"
+    return f"{known if times[1.0] or times[0.0] else 'unknown'}{unknown}; occupancy: {estimate}"
 
 
 def _launches(capture: Capture) -> str:
@@ -97,9 +100,9 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
     times: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
         inputs, named = re.search(r"\((\w+)", kernel.shapes), data_type(kernel.name)
-        times[kernel.kind][inputs[1] if inputs and named not in ("FP4", "FP8") else named] += kernel.total_s
+        times[kernel.kind][inputs[1] if inputs and not named.startswith("FP") else named] += kernel.total_s
     all_s = sum(sum(times[kind].values()) for kind in KINDS)
-    for kind in _PRODUCTS:
+    for kind in PRODUCTS:
         kind_s = sum(times[kind].values()) or 1.0
         shares = {dtype: dtype_s / kind_s for dtype, dtype_s in times[kind].items()}
         longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]

@@ -149,6 +149,8 @@ def _measure_device(
     else:  # Without the start of the program, and without what the device ran before the recording.
         steps = device.starts.min(keepdims=True), device.ends.max(keepdims=True)
     busy, waited_for = union(device.intervals()), {region: on_host[region] for region in _WAITED_FOR}
+    if separator and not (launched_in == "forward").any():
+        launched_in[_precede_backward(launches, launched_in, on_host_steps)] = "forward"
     gaps = idle_gaps(busy, device, launches, steps)
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
     is_kernel = ~is_collective & ~is_copy
@@ -186,6 +188,18 @@ def _regions_of_launches(
     threads = np.setdiff1d(host.thread[host.where(names.is_node)], host.thread[main])
     masks.append(np.isin(launches.thread, threads))
     return np.select(masks, [*_IN_CLOSURE, *_INNER_FIRST, "backward"], "")
+
+
+def _precede_backward(launches: Launches, region: npt.NDArray[np.object_], steps: Intervals) -> _Mask:
+    """Returns for each event of the device whether it was launched outside of all regions and before the
+    backward pass of its step, so that it belongs to a forward pass that is not annotated.
+    """
+    step_of, is_backward = index_at(steps, launches.moment), launches.is_known & (region == "backward")
+    begins = np.full(len(steps[0]) + 1, np.iinfo(np.int64).min)  # the last one is outside of the steps
+    for step in np.unique(step_of[is_backward & (step_of >= 0)]).tolist():
+        begins[step] = launches.moment[is_backward & (step_of == step)].min()
+    chosen: _Mask = launches.is_known & (region == "") & (launches.moment < begins[step_of])
+    return chosen
 
 
 def _windows(host: Events, device: Events) -> tuple[tuple[int, ...], Intervals, str]:

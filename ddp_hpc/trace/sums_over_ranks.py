@@ -10,8 +10,6 @@ from ddp_hpc.trace.analysis_results import Capture
 
 ESTIMATES = (
     Column("tensor_cores", "Tensor or matrix cores", "{:.0%}".format),
-    Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
-    Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
     Column("occupancy", "est. occupancy", "{:.0f}%".format),
 )
 """The columns of what kernels use of the device."""
@@ -56,6 +54,7 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         # What belongs together, such as the longest call and its time, is of one rank.
         rank, largest = max(own, key=lambda one: one[1].get("longest_s", 0.0))
         means["longest_rank"] = rank
+        means["shortest_s"] = min(values.get("shortest_s", 0.0) for _, values in own)
         rows.append(largest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
 

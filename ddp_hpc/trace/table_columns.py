@@ -13,6 +13,26 @@ from ddp_hpc.trace.event_names import distinguished, shortened
 
 _NAME_LENGTH = 64
 short = partial(shortened, limit=_NAME_LENGTH)
+HINTS = {
+    "late launch": "The device had finished everything, and the next kernel was not being launched yet.",
+    "launch call": "The call that launches the next kernel had begun.",
+    "kernel queued": "The call had returned, but the next kernel had not started.",
+    "waits of the host": "Calls that can wait for the device or the driver, and long times without a call.",
+    "inside": "The outermost operator and the innermost annotation around the wait.",
+    "device idle ms": "When the device does nothing during or right after the wait: about this is lost.",
+    "exposed ms": "The time in which nothing is computed.",
+    "median ms": "Half of the calls are shorter; of collectives, with the time of waiting for late ranks.",
+    "median transfer ms": "From the start on the last rank to the end; unknown (-) without the other ranks.",
+    "busbw GB/s": "The bus bandwidth of the transfer, as defined by nccl-tests.",
+    "Tensor or matrix cores": "The share of the time of kernels whose names show it; '-' if names do not.",
+    "est. occupancy": "Kineto's estimate of the achieved occupancy, averaged over the time of the kernels.",
+    "grid": "The number of blocks in the longest call, and of SMs or compute units, if they are more.",
+    "launched by": "The innermost operator or annotation around the launch of the longest call.",
+    "block": "The number of threads in each dimension of a block.",
+    "GB/s": "The size of the copies by their time.",
+    "beside kernels": "The share of the time of the copies in which kernels run.",
+}
+"""What columns contain, by their titles, as far as the titles do not say it."""
 
 
 def kernel_name(capture: Capture) -> Callable[[str], str]:

@@ -56,7 +56,9 @@ def mean_steps(captures: Sequence[Capture]) -> Table:
 
 
 def ranks(capture: Capture) -> Table:
-    """Returns the mean step of each rank, the rank first that waits least for others."""
+    """Returns the mean step of each of several ranks, the rank first that waits least for others."""
+    if len(capture.ranks) == 1:
+        return Table([], [])
     rows: list[Row] = [
         {"name": f"rank {trace.rank}", "host": trace.host, "step": mean.wall_s}
         | {"own_s": mean.own_s}
@@ -120,11 +122,12 @@ def device_memory(trace: RankTrace) -> tuple[Memory, ...]:
     return trace.memory if is_recorded else ()
 
 
-def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
-    """Returns the idle time of a device by cause, for each mean step of a device."""
+def idle(capture: Capture) -> Table:
+    """Returns the idle time of the device of each rank by cause."""
+    means = capture.rank_means
     rows: list[Row] = [
-        {"name": name, "total": mean.device_idle_s} | vars(mean)
-        for name, mean in zip(names, means, strict=True)
+        {"name": f"rank {trace.rank}", "total": mean.device_idle_s} | vars(mean)
+        for trace, mean in zip(capture.ranks, means, strict=True)
         if mean.device_idle_s
     ]
     columns = [Column("name", "idle device, ms"), Column("total", "total", ms)]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Table, printable, table
 from ddp_hpc.base.units import counted
-from ddp_hpc.trace import kernel_tables, tables
+from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.report_tables import report_tables
 
-_MOST_RANKS = 8
 _MOST_ROWS, _MOST_WAITS = 10, 5
 _MOST_NOTES = 20
 
@@ -24,35 +24,16 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         "\n".join(warnings),
         "\n".join((*sentences, *capture.findings)),
         "\n".join(f"{what}: {value}" for what, value in about(capture)),
-        _show(tables.mean_steps(captures)),
+        _show(tables.mean_steps(captures), _MOST_ROWS),
     ]
-    if len(captures) == 1 and len(capture.ranks) > 1:
-        blocks += [
-            _show(tables.ranks(capture), _MOST_RANKS),
-            _show(tables.host_regions(capture), _MOST_RANKS),
-        ]
-    blocks += [
-        _show(tables.steps(capture)),
-        _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
-        _show(tables.host_waits(capture), _MOST_WAITS),
-        _show(tables.blocking_calls(capture), _MOST_WAITS),
-        _show(tables.gaps(capture)),
-        _show(tables.critical_path(capture)),
-        _show(tables.collectives(capture)),
-        _show(tables.regions(capture)),
-        _show(kernel_tables.kinds(capture)),
-        _show(kernel_tables.streams(capture)),
-        _show(kernel_tables.copies(capture)),
-        _show(kernel_tables.kernels(capture)),
-        _show(tables.operators(capture)),
-        _show(tables.memory(capture), _MOST_RANKS),
-        *map(_notes, captures),
-    ]
+    for section, shown in report_tables(capture).items():
+        blocks += [_show(each, _MOST_WAITS if section == "waits" else _MOST_ROWS) for each in shown]
+    blocks += map(_notes, captures)
     return "\n\n".join("\n".join(map(printable, block.splitlines())) for block in blocks if block) + "\n"
 
 
-def _show(shown: Table, most_rows: int = _MOST_ROWS) -> str:
-    return table(shown.columns, shown.rows[:most_rows]) if shown.rows else ""
+def _show(shown: Table, most_rows: int) -> str:
+    return table(shown.columns, shown.rows[:most_rows])
 
 
 def _notes(capture: Capture) -> str:

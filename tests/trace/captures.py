@@ -61,7 +61,7 @@ def on_device(num_ranks: int = 2, **run: Any) -> Capture:
             device_name="NVIDIA A100-SXM4-40GB",
             steps=tuple(replace(one, times=replace(one.times, **idle)) for one in trace.steps),
             kernels=(Kernel(KERNEL, "aten::add_", "elementwise", 96, 0.05),),
-            busy=tuple((step.start_s + 0.01, step.start_s + 0.2) for step in trace.steps),
+            busy=tuple((step.start_s + 0.01, step.start_s + 0.2, 1.0) for step in trace.steps),
             launches=LaunchStats(260, 264, 180, 159, 5e-6, 2e-6),
         )
         for trace in capture.ranks

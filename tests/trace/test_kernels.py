@@ -1,6 +1,7 @@
 """What kernels do, which operators launched them, and which events the timeline shows by name."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -56,6 +57,9 @@ from .made import annotation, event, launch, training, write
         ("void cuda::per_channel_cast_and_transpose<256, 128>(void*)", "quantization"),
         ("void cuda::swiglu_and_per_channel_cast_and_transpose<256, 128>(void*)", "elementwise"),
         ("void fft2d_r2c_32x32<float>(float2*, cudnn::reduced_divisor)", "convolution"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu", "mixture of experts"),
+        ("void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::KernelParams>",
+         "mixture of experts"),
         ("my_kernel", "other"),
     ],
 )  # fmt: skip
@@ -70,6 +74,8 @@ def test_a_kernel_whose_name_says_nothing_has_the_kind_of_its_operator():
     assert kernel_category("ncclKernel_SendRecv_RING_SIMPLE", "nccl:all_to_all") == "all_to_all"
     assert kernel_category("volta_sgemm_64x64_nt", "aten::convolution_backward") == "convolution"
     assert kernel_category("distribution_kernel", "aten::normal_") == "elementwise"
+    assert kernel_category("bmm_E4m3", "vllm::moe_forward") == "mixture of experts"
+    assert kernel_category("Memcpy DtoD", "vllm::moe_forward") == "copies"
     assert kernel_category("vector_norm_float", "aten::linalg_vector_norm") == "softmax and reductions"
 
 
@@ -112,7 +118,8 @@ def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
     table = kernel_tables.kinds(read_capture(tmp_path))
     rows = [tuple(table.write(column, row) for column in table.columns) for row in table.rows]
     assert rows[:2] == [
-        ("all", "6", "0.11", "0.12", "1", "100.0%"), ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
+        ("all", "6", "0.11", "0.12", "1", "100.0%", "0%"),
+        ("matrix products", "4", "0.08", "0.08", "1", "72.4%", "0%"),
     ]  # fmt: skip
     assert [row[0] for row in rows] == ["all", "matrix products", "copies", "elementwise"]
 
@@ -160,6 +167,22 @@ def test_kernels_whose_times_would_be_shown_as_zero_share_a_row(tmp_path):
     table = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent))
     rows = [tuple(table.write(column, row) for column in table.columns[:4]) for row in table.rows]
     assert rows == [("k1", "other", "1", "0.01"), ("2 others", "-", "2", "0.00")]
+
+
+def test_a_kernel_shows_the_graph_that_launched_it_and_a_grid_smaller_than_the_device(tmp_path):
+    call, kernel = launch(1, 5, "kernel", 20, 30)
+    kernel["args"]["grid"] = [64, 1, 1]
+    events = [annotation("execute", 0, 50), call | {"name": "hipGraphLaunch"}, kernel]
+    path = write(tmp_path / "rank0.json", [*events, *launch(2, 12, "other", 60, 9)])
+    properties = [{"name": "", "numSms": 304}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"deviceProperties": properties}))
+    capture = read_capture(path.parent)
+    rows = {row["name"]: row for row in kernel_tables.kernels(capture).rows}
+    assert {name: row["launcher"] for name, row in rows.items()} == {
+        "kernel": "hipGraphLaunch in execute", "other": "execute",
+    }  # fmt: skip
+    assert (rows["kernel"]["grid"], rows["other"]["grid"]) == ("64x1x1: on 64 of 304 SMs", None)
+    assert dict(about(capture))["device"] == "AMD GPU"
 
 
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
@@ -265,28 +288,27 @@ def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_p
 
 def test_estimates_of_kernels_are_weighted_by_their_time(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 900)]
-    for number, name, ran_us, blocks, occupancy, shared in (
-        (1, "ampere_fp16_s16816gemm_fp16_128x128", 100, 2.0, 20, 0),
-        (2, "ampere_sgemm_64x64", 300, 1.0, 60, 0),
+    for number, name, ran_us, occupancy, shared in (
+        (1, "ampere_fp16_s16816gemm_fp16_128x128", 100, 20, 0),
+        (2, "ampere_sgemm_64x64", 300, 60, 0),
         # Kineto's estimate is 0, since the kernel uses more than 48 KiB of shared memory.
-        (3, "sm90_xmma_gemm_bf16bf16", 100, 4.0, 0, 65_536),
-        (4, "elementwise_kernel", 100, -1, -1, 0),
+        (3, "sm90_xmma_gemm_bf16bf16", 100, 0, 65_536),
+        (4, "elementwise_kernel", 100, -1, 0),
     ):
         call, kernel = launch(number, 100.0 * number, name, 500 * number, ran_us)
-        estimates = {"blocks per SM": blocks, "warps per SM": 8, "est. achieved occupancy %": occupancy}
-        kernel["args"] |= estimates | {"shared memory": shared}
+        kernel["args"] |= {"est. achieved occupancy %": occupancy, "shared memory": shared}
         events += [call, kernel]
     events += launch(5, 600, "Memcpy HtoD", 4000, 1000)
     events[-1]["cat"] = "gpu_memcpy"
     table = kernel_tables.kinds(read_capture(write(tmp_path / "rank0.json", events).parent))
     shown = {
-        row["kind"]: tuple(table.write(column, row) for column in table.columns[-4:]) for row in table.rows
+        row["kind"]: tuple(table.write(column, row) for column in table.columns[-2:]) for row in table.rows
     }
     assert shown == {
-        "all": ("33%", "1.8", "8.0", "50%"),
-        "matrix products": ("40%", "1.8", "8.0", "50%"),
-        "elementwise": ("0%", "-", "8.0", "-"),
-        "copies": ("-", "-", "-", "-"),
+        "all": ("33%", "50%"),
+        "matrix products": ("40%", "50%"),
+        "elementwise": ("0%", "-"),
+        "copies": ("-", "-"),
     }
 
 
@@ -319,6 +341,20 @@ def test_a_kernel_that_was_launched_before_the_recording_is_in_no_table(tmp_path
     assert [row["name"] for row in kernel_tables.kernels(capture).rows] == ["gemm", "lost"]
 
 
+def test_what_precedes_the_backward_pass_is_the_forward_pass_if_it_is_not_annotated(tmp_path):
+    node = event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 40, 20, 2)
+    events = [annotation("ProfilerStep#1", 0, 100), annotation("zero_grad", 0, 8), node]
+    for number, (moment, thread) in enumerate(((5, 1), (10, 1), (45, 2), (70, 1))):
+        events += launch(number, moment, "gemm", 100 + 100 * number, 10 * (number + 1), thread)
+    trace = read_rank(write(tmp_path / "rank0.json", events))
+    times = trace.steps[0].times
+    found = (times.optimizer_s, times.forward_s, times.backward_s, times.other_s)
+    assert found == pytest.approx((10e-6, 20e-6, 30e-6, 40e-6))
+    assert trace.notes[0].startswith(
+        "the forward pass is not annotated, so what is launched in a step before"
+    )
+
+
 def test_a_forward_pass_without_annotation_is_noted(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 100), *launch(1, 10, "gemm", 30, 20)]
     (note,) = read_rank(write(tmp_path / "rank0.json", events)).notes
@@ -339,7 +375,7 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert dict(about(capture))["Tensor or matrix cores"] == (
-        "used at least 67% of the time of computing kernels, by their names; "
+        "used 67% of the time of computing kernels, by their names; "
         "occupancy: not recorded for most of this time"
     )
 
@@ -406,7 +442,7 @@ def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3", "FP4"),
+        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3", "FP4 with FP8"),
         ("bmm_Bfloat16_E4m3E4m3_Fp32_t128x8x128u2_s6", "FP8"),
         ("paged_attention_mfma16<__hip_bfloat16, (vllm::Fp8KVCacheDataType)1>", "FP8"),
         ("paged_attention_mfma16<__hip_bfloat16, (vllm::Fp8KVCacheDataType)0>", "BFloat16"),
@@ -416,8 +452,8 @@ def test_a_kernel_with_a_type_of_fewer_bits_in_its_name_has_this_type(tmp_path, 
     inputs = {"Input Dims": [[2, 2]], "Input type": ["c10::BFloat16"]}
     events = [event("cpu_op", "vllm::moe_forward", 0, 50, **inputs), *launch(1, 5, name, 100, 75)]
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    assert [text for term, text in about(capture) if "data types" in term] == [f"100.0% {shown}"]
-    assert uses_tensor_cores(name) == name.startswith("bmm_")
+    assert dict(about(capture))["data types of mixture of experts"] == f"100.0% {shown}"
+    assert uses_tensor_cores(name, "attention") == (1 if name.startswith("bmm_") else None)
 
 
 @pytest.mark.parametrize(
@@ -439,9 +475,9 @@ def test_names_that_are_equal_if_shortened_show_where_they_differ():
     names = [form.format(*numbers) for numbers in ((128, 5), (128, 9), (64, 5))]
     assert len({shortened(name, 40) for name in names}) == 1
     assert [*distinguished([*names, "gemm"], 40).values()] == [
-        "implicit_sg...at, 128, 6... 3, 5, 1, ...",
-        "implicit_sg...at, 128, 6... 3, 9, 1, ...",
-        "implicit_sgemm<float, float, 64, 6, 7...",
+        "implicit_sgem...at, 128, 6, 7, 3, 3, ...",
+        "implicit_sgem...at, 128, 6, 7, 3, 3, ... #2",
+        "implicit_sgem...at, 64, 6, 7, 3, 3, 5...",
         "gemm",
     ]
 
@@ -451,10 +487,10 @@ def test_words_of_a_name_that_differ_are_shown_without_parameters():
     pairs = itertools.product(("weighted", "unweighted"), ("cta", "warp"))
     names = [form.format(*pair, "at::GenericPackedTensorAccessor<float, 2ul>, " * 9) for pair in pairs]
     assert [*distinguished(names, 64).values()] == [
-        "split_embedding_backwar...rad_weighted_kernel_cta_per_row_1<f...",
-        "split_embedding_backwar...rad_weighted_kernel_warp_per_row_1<...",
-        "split_embedding_backwar...rad_unweighted_kernel_cta_per_row_1...",
-        "split_embedding_backwar...rad_unweighted_kernel_warp_per_row_...",
+        "split_embedding_backw...rad_weighted_kernel_cta_per_row_1<float>",
+        "split_embedding_backw...rad_weighted_kernel_warp_per_row_1<fl...",
+        "split_embedding_backw...rad_unweighted_kernel_cta_per_row_1<f...",
+        "split_embedding_backw...rad_unweighted_kernel_warp_per_row_1<...",
     ]
 
 
@@ -462,8 +498,8 @@ def test_names_that_differ_only_in_lambdas_show_them():
     form = "void at::native::vectorized_kernel<4, at::native::log_kernel::{}>(int, char*)"
     names = [form.format("{lambda(" + dtype + ")#1}") for dtype in ("double", "float")]
     assert [*distinguished(names, 40).values()] == [
-        "vectorized_kernel<4, log...bda(double...",
-        "vectorized_kernel<4, log...bda(float)...",
+        "vectorized_ke...bda(double)#1}>",
+        "vectorized_ke...bda(float)#1}>",
     ]
 
 
@@ -505,6 +541,10 @@ def test_kernels_beside_collectives_are_compared_with_the_same_ones_alone(tmp_pa
     rows = {row["name"]: row for row in kernel_tables.kernels(capture).rows}
     table = kernel_tables.kernels(capture)
     assert [table.write(column, rows["sgemm"]) for column in table.columns[-2:]] == ["8x2x1", "128x1x1"]
+    longest_us, shortest_us = sorted((beside_us, 20), reverse=True)
+    assert rows["sgemm"]["longest_s"] == pytest.approx(longest_us * 1e-6)
+    assert rows["sgemm"]["shortest_s"] == pytest.approx(shortest_us * 1e-6)
+    assert rows["sgemm"]["median_s"] == pytest.approx(shortest_us * 1e-6), "of the two in the middle"
     begins = {30: "step 1, 1.00 ms", 18: "step 1, 7.00 ms"}
     assert rows["sgemm"]["longest_at"] == begins[beside_us], "the first of those that take 30 or 20 us"
     few = [one for one in events if one["ts"] < 1100 or one["ts"] > 5000]

@@ -166,7 +166,7 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     ) in ended.stdout
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
     assert "idle device, ms total late launch launch call kernel queued" in lines
-    assert "t.json 0.32 0.30 0.01 0.01" in lines
+    assert "rank 0 0.32 0.30 0.01 0.01" in lines
     assert (
         "launches: 1 calls launch 1 kernels and copies per step, 1 of them late; 0 are shorter than their "
         "call, 0% than 5 us, 0% than 10 us; medians: 10 us for a call, 10 us until the start, 80 us for a "

@@ -216,20 +216,22 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       const end = begin + x[at];
       if (end < from - margin || begin > to + margin) return;
       const isFound = Boolean(found?.[trace][at]);
-      if (x[at] >= least) return void chosen[trace].push({ trace, at, begin, end, isFound, num: 1 });
+      const spent = x[at] * (bars[trace].meta.share?.[at] ?? 1);
+      if (x[at] >= least) return void chosen[trace].push({ trace, at, begin, end, isFound, spent, num: 1 });
       const key = (Math.round(y[at] * 1000) * 2 + isFound) * 2 ** 20 + Math.floor((begin - from + margin) / least);
       const other = joined.get(key);
-      if (!other) return void joined.set(key, { trace, at, begin, end, isFound, num: 1 });
+      if (!other) return void joined.set(key, { trace, at, begin, end, isFound, spent, num: 1 });
       if (x[at] > bars[other.trace].x[other.at]) [other.trace, other.at] = [trace, at];
       other.begin = Math.min(begin, other.begin);
       other.end = Math.max(end, other.end);
       other.num++;
+      other.spent += spent;
     }));
     let last = null;
     for (const [key, one] of [...joined].sort((a, b) => a[0] - b[0])) {
       if (last && last.key === key - 1 && last.trace === one.trace && one.begin < last.end + least / 4) {
         if (bars[one.trace].x[one.at] > bars[one.trace].x[last.at]) last.at = one.at;
-        Object.assign(last, { key, end: Math.max(last.end, one.end), num: last.num + one.num });
+        Object.assign(last, { key, end: Math.max(last.end, one.end), num: last.num + one.num, spent: last.spent + one.spent });
       } else chosen[one.trace].push((last = Object.assign(one, { key })));
     }
     count = chosen.reduce((sum, some) => sum + some.length, 0);
@@ -237,6 +239,7 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
   }
   const all = chosen.flat();
   for (const one of all) {
+    one.share = Math.min(1, one.spent / (one.end - one.begin) || 1);
     // A bar begins at the edge of the visible range, so that its name is there.
     if (one.begin < from && one.end > from) one.begin = from;
     one.y = bars[one.trace].y[one.at];
@@ -245,12 +248,13 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
   all.sort((a, b) => a.y - b.y || a.begin - b.begin || b.end - a.end);
   all.forEach((one, i) => (one.free = Math.min(one.end, to, all[i + 1]?.y === one.y ? all[i + 1].begin : to)));
   return bars.map((trace, which) => {
-    const { step, what, texts, lane, callers, details, launched: moments } = trace.meta;
+    const { step, what, texts, lane, callers, details, share, launched: moments } = trace.meta;
     const lines = (trace.meta.lines ??= []);
     const inLinesOf = (i) => (lines[i] ??= inLines(texts[i]));
     const kept = chosen[which].sort((a, b) => a.isFound - b.isFound);
     const side = lane.split(":")[0];
-    const hovertext = kept.map(({ at, num }) =>
+    const hovertext = kept.map(({ at, num, share: part }) =>
+      (share && part < 1 ? `the device is busy for ${numbers.format(100 * part)} % of this time<br>` : "") +
       (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
       `${inLinesOf(what[at])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
       `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
@@ -264,6 +268,8 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       return num > 1 || fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[at]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
     });
     const isPale = ({ isFound }) => !isFound;
+    // Where the device is busy for a part of the time only, its bar is as pale.
+    const opacity = found ? kept.map((one) => (isPale(one) ? 0.15 : 1)) : share && kept.map((one) => 0.1 + 0.9 * one.share);
     return {
       ...trace, base: kept.map(({ begin }) => begin), x: kept.map(({ begin, end }) => end - begin), y: kept.map(({ y }) => y),
       hovertext, hoverinfo: "text", meta: null, customdata: kept.map(({ at }) => at), textposition: "inside",
@@ -271,7 +277,7 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       // Plotly takes twice as long for traces with texts or with a style for each bar, even if they are empty.
       text: text.some(Boolean) ? text : undefined,
       insidetextfont: { size: 10, ...(found && { color: kept.map((one) => (isPale(one) ? "#768390" : undefined)) }) },
-      marker: { ...trace.marker, ...(found && { opacity: kept.map((one) => (isPale(one) ? 0.15 : 1)) }) },
+      marker: { ...trace.marker, ...(opacity && { opacity }) },
     };
   });
 }
