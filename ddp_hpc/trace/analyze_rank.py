@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
+from ddp_hpc.trace.analysis_results import Collective, RankTrace, Step
 from ddp_hpc.trace.blocking_calls import blocking_calls
 from ddp_hpc.trace.device_summary import memories, summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers
@@ -20,6 +20,7 @@ from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import NO_INTERVALS, few, spent
 from ddp_hpc.trace.model_input import first_input, metadata
 from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events
+from ddp_hpc.trace.named_results import NamedEvent, Op
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.region_times import region_times
 from ddp_hpc.trace.slow_steps import slow_steps

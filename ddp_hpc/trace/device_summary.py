@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import Curve, LaunchStats, Memory
 from ddp_hpc.trace.critical_path import path_links
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Longs, few, spent
 from ddp_hpc.trace.named_events import CallTree
+from ddp_hpc.trace.named_results import Curve, LaunchStats, Memory
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 _MOST_POINTS = 1000

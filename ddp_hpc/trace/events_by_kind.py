@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
-from ddp_hpc.trace.analysis_results import Launch
 from ddp_hpc.trace.event_columns import Columns, Events, Numbers
+from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.parse_events import Event
 
 _OLD_CATEGORIES = {
@@ -35,6 +35,8 @@ _DEVICE_TYPES = {
 """The values of c10::DeviceType, which torch writes as a number."""
 _MOST_DIMS = 400
 """Limit of the characters of input shapes, and of their data types."""
+_LEAST_FUNCTION_US = 20
+"""The least duration of the calls of Python functions that are kept, since there can be millions."""
 _MOST = 2**63
 
 
@@ -113,6 +115,8 @@ class Recording:
     """Operators and annotations, with their indices in `messages`, or -1, and in `shapes`."""
     modules: Events
     """The calls of modules (`with_modules` or `with_stack`), with the thread numbers of `host`."""
+    functions: Events
+    """The calls of other Python functions (`with_stack`) that are not short, with the same thread numbers."""
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
@@ -154,6 +158,7 @@ class Collector:
         threads: Numbers[tuple[Any, Any]] = Numbers()
         self.host = Columns(threads, message="i", shapes="i")
         self.modules = Columns(threads)
+        self.functions = Columns(threads)
         self.launches = Columns(threads, correlation="q")
         self.device = Columns(Numbers(), correlation="q", bytes="q", message="i", config="i", occupancy="d")
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
@@ -179,6 +184,11 @@ class Collector:
         shapes = [self.shapes[names.shapes_of(*one)] for one in texts]
         modules = [event for event in of["python_function"] if event.name.startswith("nn.Module: ")]
         self.modules.add(modules)
+        self.functions.add([
+            event
+            for event in of["python_function"]
+            if event.dur >= _LEAST_FUNCTION_US and not event.name.startswith("nn.Module: ")
+        ])  # fmt: skip
         self.has_stacks |= len(modules) < len(of["python_function"])
         self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:

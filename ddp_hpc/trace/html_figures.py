@@ -8,18 +8,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace.analysis_results import (
-    ANNOTATION,
-    BLOCKING,
-    CALL,
-    OPERATOR,
-    PART_NAMES,
-    PARTS,
-    Capture,
-    Times,
-    present,
-)  # fmt: skip
+from ddp_hpc.trace.analysis_results import PART_NAMES, PARTS, Capture, Times, present
 from ddp_hpc.trace.kernel_kinds import KINDS
+from ddp_hpc.trace.named_results import ANNOTATION, BLOCKING, CALL, OPERATOR, PYTHON
 
 Figure: TypeAlias = dict[str, Any]
 """A plotly figure's `data` and `layout`, and its `height` in pixels; it is as wide as the page."""
@@ -40,10 +31,10 @@ COLORS = {
 # Tol's muted palette, for what kernels do, and colors for the host.
 _KIND_COLORS = (
     "#4d8a2b #332288 #88ccee #aa4499 #999933 #ddcc77 #7f5fd0 #cc6677 #117733 #882255 #661100 #44aa99 #8c96a3 "
-    "#c5ccd6 #b39ddb #e0245e"
+    "#c5ccd6 #9fb4c7 #b39ddb #e0245e"
 )
-COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION, CALL, BLOCKING), _KIND_COLORS.split(), strict=True))
-_COMM = ("comm_exposed_s", "comm_hidden_s")
+_COLORED = (*KINDS[:-1], OPERATOR, ANNOTATION, PYTHON, CALL, BLOCKING)
+COLORS |= dict(zip(_COLORED, _KIND_COLORS.split(), strict=True))
 MAX_NAME = 160
 """Limit of the characters of names in the timeline."""
 MANY_RANKS = 32
@@ -78,30 +69,26 @@ def by_rank(capture: Capture) -> Figure:
 
 
 def _columns(numbers: Sequence[int], means: Sequence[Times], x_axis: Figure, per_step: str) -> Figure:
-    """Returns a column with the parts of each mean step, and below it a column with its communication."""
-    has_comm = any(getattr(mean, field) for mean in means for field in _COMM)
+    """Returns a column with the parts of each mean step."""
     data = [
         {
             "type": "bar",
             "name": PART_NAMES[field],
             "x": list(numbers),
             "y": [milliseconds(getattr(mean, field)) for mean in means],
-            "yaxis": y_axis,
             "marker": {"color": COLORS[field.removesuffix("_s")], "line": {"width": 0}},
             "hovertemplate": f"%{{x}}, {PART_NAMES[field]}: %{{y:,.3~f}} ms<extra></extra>",
         }
-        for fields, y_axis in ((PARTS, "y"), (_COMM, "y2"))
-        for field in present(means, fields)
+        for field in present(means, PARTS)
     ]
     layout = base_layout() | {
         "barmode": "stack",
         # With hundreds of columns, little more than the gaps would be visible.
         "bargap": 0 if len(numbers) > MANY_RANKS else 0.25,
-        "xaxis": x_axis | {"anchor": "y2" if has_comm else "y"},
-        "yaxis": axis(f"ms{per_step}", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
-        "yaxis2": axis("comm., ms", domain=[0, 0.26], fixedrange=True),
+        "xaxis": x_axis,
+        "yaxis": axis(f"ms{per_step}", fixedrange=True),
     }
-    return {"data": data, "layout": layout, "height": 380 if has_comm else 270}
+    return {"data": data, "layout": layout, "height": 270}
 
 
 def _ticks(ranks: Sequence[int]) -> Figure:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
+from ddp_hpc.trace.analysis_results import PART_NAMES, PARTS, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_BARS, timeline
@@ -47,10 +47,9 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "about": about(capture),
         "timeline": lines,
         "tables": report_tables(capture),
-        "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
     }
 
 
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:
-    shown = present([mean for capture in captures for mean in capture.rank_means], COLUMNS)
+    shown = present([mean for capture in captures for mean in capture.rank_means], PARTS)
     return [(PART_NAMES[field], COLORS[field.removesuffix("_s")]) for field in shown]

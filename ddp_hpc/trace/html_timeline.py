@@ -11,23 +11,13 @@ from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
-from ddp_hpc.trace.analysis_results import (
-    ANNOTATION,
-    BLOCKING,
-    CALL,
-    OPERATOR,
-    REGIONS,
-    Capture,
-    Collective,
-    NamedEvent,
-    RankTrace,
-    Step,
-)
+from ddp_hpc.trace.analysis_results import REGIONS, Capture, Collective, RankTrace, Step
 from ddp_hpc.trace.event_columns import Numbers
 from ddp_hpc.trace.event_names import region_of_event, shortened
 from ddp_hpc.trace.html_figures import COLORS, MAX_NAME, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.match_collectives import Matched, match
+from ddp_hpc.trace.named_results import ANNOTATION, BLOCKING, CALL, OPERATOR, PYTHON, NamedEvent
 
 _Steps: TypeAlias = tuple[tuple[int, float, float, float, float], ...]
 
@@ -45,7 +35,7 @@ _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
-_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, CALL, BLOCKING, *KINDS)
+_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, PYTHON, OPERATOR, CALL, BLOCKING, *KINDS)
 """The kinds of bars."""
 
 
@@ -177,8 +167,8 @@ def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
 
 
 def _lanes(capture: Capture) -> tuple[Lane, ...]:
-    kinds = {"annotations": (ANNOTATION,), "operators": (OPERATOR,), "runtime calls": (CALL, BLOCKING)}
-    named = [Lane(f"host: {title}", categories) for title, categories in kinds.items()]
+    kinds = ((ANNOTATION,), (PYTHON,), (OPERATOR,), (CALL, BLOCKING))
+    named = [Lane(f"host: {categories[0]}s", categories) for categories in kinds]
     if capture.on_device:
         return (
             Lane("host: data", ("data",)),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.trace.analysis_results import Capture, Launch
-from ddp_hpc.trace.event_names import STEP
+from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.event_names import STEP, shortened
+from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
 from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
 
-_MOST_KINDS = 3
+_MOST_KINDS, _LAUNCHER_LENGTH = 3, 40
 
 
 def kinds(capture: Capture) -> Table:
@@ -63,17 +65,17 @@ def kernels(capture: Capture) -> Table:
         if row["longest_at"]:
             row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
         launch = row["launch"] or Launch()
-        row["grid"] = "x".join(map(str, launch.grid)) or None
-        row["block"] = "x".join(map(str, launch.block)) or None
+        sizes = ["x".join(map(str, size)) for size in (launch.grid, launch.block) if size]
+        row["grid"] = ", ".join(sizes) or None
         if 0 < (num_blocks := math.prod(launch.grid or (0,))) < num_sms:
-            row["grid"] += f": on {num_blocks} of {num_sms} SMs"
+            row["grid"] += f": on {num_blocks} of {num_sms} SMs or CUs"
         operator = "" if (row["operator"] or "").startswith(STEP) else row["operator"]
         row["launcher"] = " in ".join(filter(None, (row["graph_launch"], operator))) or None
     columns = [
         *(Column("shortest_s", "shortest ms", ms), Column("median_s", "median ms", ms)),
         *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at")),
-        *(*ESTIMATES, Column("grid", "grid"), Column("block", "block")),
-        Column("launcher", "launched by", short),
+        *(*ESTIMATES, Column("grid", "grid, block")),
+        Column("launcher", "launched by", partial(shortened, limit=_LAUNCHER_LENGTH)),
     ]
     return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
 

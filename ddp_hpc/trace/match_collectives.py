@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, Curve, RankTrace
+from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, RankTrace
 from ddp_hpc.trace.event_names import bus_bandwidth
+from ddp_hpc.trace.named_results import Curve
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The collectives that end on no rank before all ranks have started them."""

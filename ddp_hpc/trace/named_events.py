@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.trace.analysis_results import (
-    ANNOTATION,
-    BLOCKING,
-    CALL,
-    OPERATOR,
-    Kernel,
-    Launch,
-    NamedEvent,
-)
-from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents, spent, union
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
+from ddp_hpc.trace.named_results import (
+    ANNOTATION,
+    BLOCKING,
+    CALL,
+    OPERATOR,
+    PYTHON,
+    Kernel,
+    Launch,
+    NamedEvent,
+)
 from ddp_hpc.trace.step_times import Steps
 
+_FEWER_FUNCTIONS = 20
+"""The ratio of the numbers of operators and of Python functions that are shown, which enclose each other."""
 _BESIDE = 0.9
 """Fraction of a kernel during which a collective runs, above which it runs beside the collective."""
 
@@ -111,21 +114,26 @@ def kernels(
     means = _means(device.fields["occupancy"], durations, index)
     has_cores = {category.partition("_")[0] for category, _ in recording.launches.names} <= {"cuda"}
     operators, streams = [*(name for _, name in host.names), ""], _streams(device)
-    median = partial(np.quantile, q=0.5, method="lower")
-    medians = {one: float(median(durations[device.name == one])) for one in np.unique(device.name).tolist()}
+    firsts = order[first[:-1]].tolist()
+    launchers = [operators[operator[one]] for one in firsts]
+    names = [device.names[device.name[one]][1] for one in firsts]
+    kinds = [*map(kernel_category, names, launchers)]
+    same: Numbers[tuple[str, str]] = Numbers()
+    key = np.array([same[pair] for pair in zip(names, kinds, strict=True)], np.int64)
+    medians = _medians(durations, key[index])
     launched_by = _graph_launches(recording, steps, chosen)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         own = order[first[at] : first[at + 1]]
-        name, launcher = device.names[device.name[own[0]]][1], operators[operator[own[0]]]
+        name, launcher, kind = names[at], launchers[at], kinds[at]
         occupancy = None if np.isnan(means[at]) else float(means[at])
-        kind, is_kernel = kernel_category(name, launcher), has_cores and not is_copy[own[0]]
+        is_kernel = has_cores and not is_copy[own[0]]
         split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
         beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
         shortest, longest = own[np.argmin(durations[own])], own[np.argmax(durations[own])]
         found.append(Kernel(
             name, launcher, kind, int(calls[at]), float(totals[at]),
-            float(durations[shortest]), medians[int(device.name[own[0]])],
+            float(durations[shortest]), float(medians[key[at]]),
             float(durations[longest]), steps.place(int(device.starts[longest])), launched_by[own[0]],
             streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
             recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
@@ -153,6 +161,12 @@ def _streams(device: Events) -> list[str]:
     return [f"device {process} {stream}" if has_devices else stream for process, stream in names]
 
 
+def _medians(durations: Any, key: Longs) -> Any:
+    """Returns the median duration for each key; of two in the middle, the shorter one."""
+    num = np.bincount(key)
+    return durations[np.lexsort((durations, key))][np.cumsum(num) - num + (num - 1) // 2]
+
+
 def _means(values: Any, weights: Any, index: Any) -> Any:
     """Returns the weighted mean of the known values with the same index, or NaN."""
     weights = weights * (values >= 0)
@@ -163,8 +177,8 @@ def _means(values: Any, weights: Any, index: Any) -> Any:
 
 
 def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) -> tuple[NamedEvent, ...]:
-    """Returns at most `most` operators and annotations of the host, as many kernels without collectives, and
-    as many calls of the runtime that are not inside other calls.
+    """Returns at most `most` operators and annotations of the host, as many kernels without collectives, as
+    many calls of the runtime that are not inside other calls, and some of modules and Python functions.
 
     If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
@@ -187,6 +201,10 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
     chosen = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
+    for python in (recording.modules, recording.functions):
+        longest = np.argsort(python.durations)[-most // _FEWER_FUNCTIONS :]
+        for _, (_, name), start_s, dur_s in _rows(python, longest, recording.zero_s):
+            events.append(NamedEvent(PYTHON, name, start_s, dur_s))
     for _, (category, name), start_s, dur_s in _rows(host, chosen, recording.zero_s):
         events.append(NamedEvent(OPERATOR if category == "cpu_op" else ANNOTATION, name, start_s, dur_s))
     outer = np.flatnonzero(~tree.is_nested)

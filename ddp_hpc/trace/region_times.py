@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
-from ddp_hpc.trace.analysis_results import Region
 from ddp_hpc.trace.device_activity import is_inside
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
 from ddp_hpc.trace.named_events import CallTree, call_tree
+from ddp_hpc.trace.named_results import Region
 from ddp_hpc.trace.step_times import Steps
 
 RECOMPUTED = "recomputation (activation checkpointing)"

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import IDLE_CAUSES, PARTS, SlowStep, Times
+from ddp_hpc.trace.analysis_results import IDLE_CAUSES, PARTS, Times
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Longs, index_at
 from ddp_hpc.trace.named_events import CallTree
+from ddp_hpc.trace.named_results import SlowStep
 from ddp_hpc.trace.step_times import Steps
 
 _LONGER = 1.1

@@ -16,13 +16,13 @@ from ddp_hpc.trace.analysis_results import (
     REGIONS,
     TIMES,
     Capture,
-    Memory,
     RankTrace,
     Times,
     present,
 )
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS
+from ddp_hpc.trace.named_results import Memory
 from ddp_hpc.trace.sums_over_ranks import LEAST_S, sums, with_others
 from ddp_hpc.trace.table_columns import (
     count,
@@ -310,8 +310,6 @@ def regions(capture: Capture) -> Table:
             Column("comm_s", "collectives ms", ms),
             Column("idle_s", "idle before its kernels ms", ms),
         ]
-    if others:
-        others += [Column("smallest_s", f"least {unit} on a rank", ms), Column("smallest_rank", "rank")]
     return Table([*columns, *others], rows)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, Capture, LaunchStats
+from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, Capture
+from ddp_hpc.trace.named_results import LaunchStats
 from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05

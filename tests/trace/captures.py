@@ -3,20 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from ddp_hpc.trace.analysis_results import (
-    Capture,
-    Collective,
-    CriticalPath,
-    Kernel,
-    LaunchStats,
-    Memory,
-    NamedEvent,
-    Op,
-    PathPart,
-    RankTrace,
-    Step,
-    Times,
-)
+from ddp_hpc.trace.analysis_results import Capture, Collective, CriticalPath, PathPart, RankTrace, Step, Times
+from ddp_hpc.trace.named_results import Kernel, LaunchStats, Memory, NamedEvent, Op
 from ddp_hpc.trace.summarize_run import capture_of
 
 HOSTILE = (

@@ -73,10 +73,10 @@ collectives per step     size  ranks  calls  total ms  exposed ms  median ms  me
 all_reduce            3.9 KiB      2      1      0.09        0.04       0.09                0.09       0.044\
         0.09           0, 2
 
-annotations and modules per rank and step  calls  host ms  most ms on a rank  rank  least ms on a rank  rank
-backward                                       1     0.24               0.24     1                0.24     0
-forward                                        1     0.10               0.10     1                0.10     0
-data                                           1     0.01               0.01     1                0.01     0
+annotations and modules per rank and step  calls  host ms  most ms on a rank  rank
+backward                                       1     0.24               0.24     1
+forward                                        1     0.10               0.10     1
+data                                           1     0.01               0.01     1
 
 operators (host) per rank and step  calls  self ms  total ms  most self ms on a rank  rank
 MmBackward                              1     0.20      0.20                    0.20     1
