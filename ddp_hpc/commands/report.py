@@ -65,9 +65,9 @@ def command(
     TRACE_DIR contains Chrome traces (.json or .json.gz) that training wrote with --trace-dir, or those of any
     other program that uses torch.profiler. It can also be a single trace file. The report shows the times of
     data loading, forward, backward, optimizer, snapshots, hidden and exposed communication, and idling; the
-    rank that the others wait for; the slowest data load; collectives with their bus bandwidth; operators; and
-    memory. For GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a
-    step. Unreadable files are skipped with a message.
+    rank that the others wait for; what slow steps have more of; collectives with their bus bandwidth;
+    operators; and memory. For GPUs, it also shows why they are idle, how kernels are launched, and the
+    critical path of a step. Unreadable files are skipped with a message.
 
     RUN_DIR is the run directory of a job script. The report shows the node-hours of all jobs of the run and
     what they were used for: useful steps, starts, steps that were repeated after a failure, and others. With

@@ -335,6 +335,8 @@ class CollectiveRow:
     slowest_s: float
     slowest_rank: int
     slowest_step: int | None
+    slowest_in: str = ""
+    """The innermost annotation or operator around the launch of the slowest call."""
     blocks: int = 0
     """The largest number of blocks of a kernel; 0 if unknown."""
 
@@ -373,17 +375,6 @@ class SlowConnection:
 
 
 @dataclass(frozen=True)
-class SlowLoad:
-    """The data load that took longest, compared with the median."""
-
-    rank: int
-    step: int
-    dur_s: float
-    median_s: float
-    """Median of the data loads of all ranks."""
-
-
-@dataclass(frozen=True)
 class CriticalPath:
     """The chain of kernels, collectives and waits that determined the length of one step."""
 
@@ -415,7 +406,6 @@ class Capture:
     """Collectives by total transfer time, the longest first."""
     straggler: Straggler | None
     slow_connection: SlowConnection | None
-    slowest_load: SlowLoad | None
     findings: tuple[str, ...]
     """The main findings, one or two sentences each."""
     notes: tuple[str, ...]

@@ -38,6 +38,9 @@ _TRANSFER = 0.9
 """Fraction of a collective that its transfer must take, so that waiting is not mentioned."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
+_LARGE, _SLOW_LINK = 4 * 2**20, 10e9
+"""The least bytes of a collective that no latency limits, and the bus bandwidth below which it is slow:
+PCI-SIG gives 32 GB/s for PCIe 4.0 x16, and AMD 48 GB/s per link of xGMI (mi300x-rccl-xgmi in its blog)."""
 _STEPS = {
     UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
     "": "The recording, in which no steps are marked, takes",
@@ -70,12 +73,6 @@ def findings(capture: Capture) -> list[str]:
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
     sentences += [_gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
-    load = capture.slowest_load
-    if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
-        sentences.append(
-            f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
-            f"(median {duration(load.median_s)})."
-        )
     sentences += idle_device(capture, wall_s)
     return [*sentences, *_communication(capture), *_avoidable(capture)]
 
@@ -245,51 +242,70 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
 
 
 def _communication(capture: Capture) -> Iterator[str]:
-    overall, collectives = capture.mean, capture.collectives
-    if not sum(row.total_s for row in collectives):
+    overall, rows = capture.mean, capture.collectives
+    total_s = sum(row.total_s for row in rows) / capture.num_steps
+    if not total_s:
         return
-    row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
-    yield _collective(longest, "takes the most time", capture)
+    of_rank = " on a rank" * (len(capture.ranks) > 1)
+    text = f"Collectives take {duration(total_s)}{capture.per_step}{of_rank}"
+    transfers_s = sum(row.num_calls * row.transfer_s for row in rows if row.transfer_s) / capture.num_steps
+    if all(row.transfer_s is not None for row in rows):
+        at_most = "at most " * bool(capture.missing)  # a rank without a trace can have started them last
+        rest = ", and the rest is waiting for other ranks" * (transfers_s < _TRANSFER * total_s)
+        text += f", of which {at_most}{duration(transfers_s)} is the transfers{rest}"
+    elif not transfers_s:
+        text += ", in which waiting for other ranks cannot be separated from the transfers"
+    if notified_s := sum(row.total_s for row in rows if "notify" in row.kind) / capture.num_steps:
+        text += f" ({duration(notified_s)} is in kernels that exchange numbers of tokens, and wait for them)"
+    if both_s := overall.comm_hidden_s + overall.comm_exposed_s:
+        text += f"; {overall.comm_hidden_s / both_s:.0%} of the communication is hidden behind computation"
+    longest = max(rows, key=lambda row: row.total_s)
+    yield f"{text}. The longest is {_collective(longest, capture)}.{_slowed_down(capture.ranks)}"
+    row = rows[0]
     if row.transfer_s is not None:
-        if row is not longest:
-            yield _collective(row, "has the longest transfers", capture)
-        exposed_s = overall.comm_exposed_s
+        transfer_s, exposed_s = row.num_calls / capture.num_steps * row.transfer_s, overall.comm_exposed_s
+        if row is not longest and transfer_s >= _MUCH * overall.wall_s:
+            yield f"The longest transfers are those of {_collective(row, capture)}."
         if (
             not (capture.straggler or capture.slow_connection)
             and row.num_ranks > 1
             and exposed_s >= _MUCH_COMMUNICATION * overall.wall_s
-            and row.num_calls / capture.num_steps * row.transfer_s >= exposed_s / 2
+            and transfer_s >= exposed_s / 2
         ):
             yield (
                 "No rank delays the others: most of the exposed communication is the transfers themselves. "
                 "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
                 "send_recv with one rank per node does."
             )
-    total_s = overall.comm_hidden_s + overall.comm_exposed_s
-    if total_s:
+    if capture.on_device and longest.bytes >= _LARGE and 0 < _bandwidth(longest) < _SLOW_LINK:
+        waits = "" if longest.transfer_s else "ranks wait for each other in it, or "
         yield (
-            f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
-            f"{_slowed_down(capture.ranks)}"
+            f"{_bandwidth(longest) / 1e9:.3g} GB/s is slow between GPUs of one node, where PCIe 4.0 x16 "
+            f"carries up to 32 GB/s in each direction, and NVLink or xGMI more: {waits}it does not use these "
+            "links well (NCCL_DEBUG=INFO shows which are used)."
         )
 
 
-def _collective(row: CollectiveRow, what: str, capture: Capture) -> str:
+def _bandwidth(row: CollectiveRow) -> float:
+    """Returns the bus bandwidth, or a lower bound of it; 0 if it is unknown."""
+    of_median = bus_bandwidth(row.kind, row.num_ranks, row.bytes, row.median_s)
+    return row.busbw_bytes_per_s or (of_median if row.transfer_s is None else 0.0)
+
+
+def _collective(row: CollectiveRow, capture: Capture) -> str:
     num_calls, total_s = row.num_calls / capture.num_steps, row.total_s / capture.num_steps
     size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
     text = (
-        f"The collective that {what} is {row.kind}{size}: {duration(total_s)}{capture.per_step} in "
-        f"{num_calls:.3g} call{'s' * (num_calls != 1)} (median {duration(row.median_s)})"
+        f"{row.kind}{size}: {duration(total_s)}{capture.per_step} in {num_calls:.3g} "
+        f"call{'s' * (num_calls != 1)} (median {duration(row.median_s)})"
     )
-    if row.transfer_s is None:
-        least = bus_bandwidth(row.kind, row.num_ranks, row.bytes, row.median_s)
-        bandwidth = f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s" if least else ""
-        return f"{text}, in which waiting for other ranks cannot be separated from the transfer{bandwidth}."
-    # A rank without a trace can have started a collective after all of the others.
     at_most, at_least = ("at most ", "at least ") if capture.missing else ("", "")
-    busbw, transfer_s = row.busbw_bytes_per_s, num_calls * row.transfer_s
-    bandwidth = f" with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else ""
-    waits = ", and the rest waiting for other ranks" * (transfer_s < _TRANSFER * total_s)
-    return f"{text}, of which {at_most}{duration(transfer_s)} is the transfer{bandwidth}{waits}."
+    if row.transfer_s is not None:
+        text += f", of which {at_most}{duration(num_calls * row.transfer_s)} is the transfer"
+    else:
+        at_least = "at least "
+    busbw = _bandwidth(row)
+    return text + (f", with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else "")
 
 
 def _slowed_down(ranks: Sequence[RankTrace]) -> str:

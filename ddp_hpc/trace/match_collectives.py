@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, RankTrace
-from ddp_hpc.trace.event_names import bus_bandwidth
+from ddp_hpc.trace.event_names import annotated_kind, bus_bandwidth, waits
 from ddp_hpc.trace.named_results import Curve
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -46,6 +46,10 @@ class Matched:
 
 def _kind(call: Collective) -> _Kind:
     return call.kind, call.group, call.num_ranks, call.bytes
+
+
+def _is_of_program(name: str) -> bool:
+    return not (waits(name) or annotated_kind(name))
 
 
 def match(ranks: Sequence[RankTrace]) -> list[Matched]:
@@ -185,6 +189,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
                 slowest_step=slowest.step,
+                slowest_in=next(filter(_is_of_program, slowest.callers.split(" > ")[::-1]), ""),
                 blocks=max(call.blocks for _, call in own),
             )
         )

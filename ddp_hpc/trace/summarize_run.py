@@ -18,7 +18,6 @@ from ddp_hpc.trace.analysis_results import (
     Capture,
     CollectiveRow,
     RankTrace,
-    SlowLoad,
     Straggler,
     Times,
 )
@@ -32,6 +31,7 @@ _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
 _LITTLE = 0.01
 """Fraction of a step below which a delay is not mentioned."""
+_MOST_FOLLOWING = 2
 _LATE = 0.6
 """Fraction of the waiting in collectives that one rank must cause to be named as late."""
 
@@ -80,7 +80,6 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
         collectives=collectives,
         straggler=straggler,
         slow_connection=connection,
-        slowest_load=_slowest_load(ranks),
         findings=(),
         notes=(*notes, *_notes(ranks, world_size, missing, collectives)),
         path=critical_path(ranks, matched),
@@ -150,20 +149,22 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     rank = max(waited, key=lambda rank: waited[rank])
     if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
         return None
-    last = Counter(collective.last for collective in matched)[rank]
+    num_last = Counter(collective.last for collective in matched)[rank]
     late, least = _late_starts(ranks, rank, min), at_least[rank]
     gained_before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in least.items()) / num_steps
     gain_s = min(waited[rank], sum(least.values()) / num_steps - gained_before_s)
-    late, waits = _late_starts(ranks, rank, _mean_with_itself), _waits(matched, _mean_with_itself)[rank]
-    before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in waits.items()) / num_steps
-    waited_s = sum(waits.values()) / num_steps
+    late, means = _late_starts(ranks, rank, _mean_with_itself), _waits(matched, _mean_with_itself)
+    before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in means[rank].items()) / num_steps
+    mean_s = {other: sum(own.values()) / num_steps for other, own in means.items()}
+    waited_s = mean_s.pop(rank)
     evidence = (
-        f"it was the last to start {last} of {len(matched)} collectives, in which the ranks wait "
+        f"it was the last to start {num_last} of {len(matched)} collectives, in which the ranks wait "
         f"{duration(waited_s)} per step for it (mean)"
     )
+    following = _following(ranks, mean_s, overall.wall_s)
     share = gain_s / overall.wall_s
     if before_s < _LITTLE * overall.wall_s:
-        return Straggler(rank, "idle", waited_s, share, evidence, 0.0, waited_s)
+        return Straggler(rank, "idle", waited_s, share, evidence + following, 0.0, waited_s)
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
         f". At least {duration(before_s)} of this is due to its late start: its host begins the step "
@@ -175,13 +176,36 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         others_s = statistics.median(own_s for other, own_s in own.items() if other != rank)
         if own[rank] <= others_s and before_s >= waited_s / 2:
             # Ranks that begin earlier also reach later collectives earlier, until they wait for the device.
-            return Straggler(rank, "idle", 0.0, 0.0, evidence, before_s, waited_s)
+            evidence += "; it stays last, because the others do their host work while they wait"
+            return Straggler(rank, "idle", 0.0, 0.0, evidence + following, before_s, waited_s)
         evidence += (
             f". The trace does not explain the rest, {duration(waited_s - before_s)}"
             f": without blocking calls, its host works for {duration(own[rank])} in the step, those of the "
             f"others for {duration(others_s)} (median)"
         )
-    return Straggler(rank, "idle", waited_s - before_s, share, evidence, before_s, waited_s)
+    return Straggler(rank, "idle", waited_s - before_s, share, evidence + following, before_s, waited_s)
+
+
+def _following(ranks: Sequence[RankTrace], waited: dict[int, float], wall_s: float) -> str:
+    """Names the ranks for which the others wait next longest, and the region in which the hosts of these take
+    longer than all others.
+    """
+    longest = sorted(waited, key=lambda rank: -waited[rank])[:_MOST_FOLLOWING]
+    named = [rank for rank in longest if waited[rank] >= _LITTLE * wall_s]
+    others = [trace.host_s for trace in ranks if trace.rank not in named]
+    if not named or not others:
+        return ""
+    own = [trace.host_s for trace in ranks if trace.rank in named]
+    text = " and ".join(f"rank {rank} ({duration(waited[rank])})" for rank in named)
+    least = {region: min(host_s.get(region, 0.0) for host_s in own) for region in REGIONS}
+    most = {region: max(host_s.get(region, 0.0) for host_s in others) for region in REGIONS}
+    region = max(REGIONS, key=lambda region: least[region] - most[region])
+    if least[region] - most[region] >= _LITTLE * wall_s:
+        text += (
+            f", on which the host takes at least {duration(least[region])} for {region}, on the others at "
+            f"most {duration(most[region])}"
+        )
+    return f". Next is {text}"
 
 
 def _mean_with_itself(others: Iterable[float]) -> float:
@@ -255,16 +279,3 @@ def _of_others(values: npt.NDArray[np.float64], *, largest: bool) -> npt.NDArray
     low, high = (last, last) if largest else (last // 2, (last + 1) // 2)
     chosen: npt.NDArray[np.float64] = (ordered[low + (at <= low)] + ordered[high + (at <= high)]) / 2
     return chosen
-
-
-def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:
-    loads = [
-        (event.dur_s, trace.rank, step)
-        for trace in ranks
-        for event in trace.named
-        if event.kind == "data" and (step := trace.step_at(event.start_s)) is not None
-    ]
-    if not loads:
-        return None
-    dur_s, rank, step = max(loads)
-    return SlowLoad(rank, step, dur_s, statistics.median(load[0] for load in loads))

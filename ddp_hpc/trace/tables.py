@@ -237,6 +237,7 @@ def collectives(capture: Capture) -> Table:
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
         Column("slowest_s", "slowest ms", ms),
         Column("slowest", "on rank, step" if capture.has_steps else "on rank"),
+        Column("slowest_in", "launched in", known(short)),
         Column("blocks", "blocks (at most as many SMs)", count),
     ]
     rows: list[Row] = []
@@ -247,9 +248,8 @@ def collectives(capture: Capture) -> Table:
             | {name: getattr(row, name) / capture.num_steps for name in ("num_calls", "total_s", "exposed_s")}
             | {"slowest": f"{row.slowest_rank}{step}"}
         )
-    unknown = {
-        name for name in ("bytes", "busbw_bytes_per_s", "blocks") if not any(row[name] for row in rows)
-    }
+    optional = ("bytes", "busbw_bytes_per_s", "blocks", "slowest_in")
+    unknown = {name for name in optional if not any(row[name] for row in rows)}
     return Table([column for column in columns if column.field not in unknown], rows)
 
 
@@ -258,7 +258,9 @@ def steps(capture: Capture) -> Table:
     steps have more of than the others on the rank with the largest difference; of many steps, the slow ones.
     """
     slow = [vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps]
-    more = {row["step"]: row for row in sorted(slow, key=lambda row: row["excess_s"])}
+    # Of the ranks, one that is slow itself rather than waiting for it in a collective.
+    order = sorted(slow, key=lambda row: (row["part"] != "comm_exposed_s", row["excess_s"]))
+    more = {row["step"]: row for row in order}
     columns = [
         *[Column("rank", "slow on rank")] * (len(capture.ranks) > 1),
         Column("excess_s", "more than the others ms", ms),

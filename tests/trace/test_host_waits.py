@@ -276,7 +276,7 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     assert (
         "At least 140 us of this is due to its late start: its host begins the step 200 us after that" in said
     )
-    assert "for a cause before this recording." in said
+    assert "for a cause before this recording; it stays last, because the others do their host work" in said
     assert "does not explain" not in said
 
 

@@ -40,9 +40,9 @@ run: 2 of 2 ranks
 A step takes 350 us: 57% backward, 29% forward, 11% exposed communication, 3% waiting for data.
 What would help most: a step of 350 us would be shorter by at most 11% without exposed communication \
 (a bound: what fits behind computation can be hidden).
-The collective that takes the most time is all_reduce of 3.9 KiB: 90 us per step in 1 call (median 90 us), \
-of which 90 us is the transfer with a bus bandwidth of 0.0444 GB/s.
-56% of the communication is hidden behind computation.
+Collectives take 90 us per step on a rank, of which 90 us is the transfers; 56% of the communication is \
+hidden behind computation. The longest is all_reduce of 3.9 KiB: 90 us per step in 1 call (median 90 us), of \
+which 90 us is the transfer, with a bus bandwidth of 0.0444 GB/s.
 
 ranks: 2 of 2
 hosts: node1
