@@ -12,7 +12,7 @@ from functools import cached_property
 from ddp_hpc.trace.named_results import Curve, Kernel, LaunchStats, Memory, NamedEvent, Op, Region, SlowStep
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
-AFTER = "after the last step"
+AFTER = "once, after the last step"
 """The place of a call after the last step on the host (without steps, after the last operator), while the
 device is not finished."""
 NO_CALL = "no call was recorded"
@@ -169,6 +169,8 @@ class HostTime:
     """For waits, the copy for which a call waits, or NO_CALL."""
     idle_s: float = 0.0
     """For waits, the time in which the device does nothing during or right after them, at most `total_s`."""
+    comm_s: float = 0.0
+    """For waits, the time in which a collective runs."""
 
 
 @dataclass(frozen=True)

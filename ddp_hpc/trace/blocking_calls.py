@@ -53,12 +53,14 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
     waits += [("", *_around(recording, tree, caller), NO_CALL) for caller in still[0]]
     times = np.append(calls.starts[at], still[1][0]), np.append(calls.ends[at], still[1][1])
     idle = _idle_ns(times, device.gaps) if device else np.zeros(len(waits), np.int64)
-    sums: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for what, *values in zip(waits, (times[1] - times[0]).tolist(), idle.tolist(), strict=True):
+    collectives = union(recording.device.intervals(recording.is_collective))
+    columns = ((times[1] - times[0]).tolist(), idle.tolist(), spent(times, collectives).tolist())
+    sums: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for what, *values in zip(waits, *columns, strict=True):
         sums[what] = [total + value for total, value in zip(sums[what], (1, *values), strict=True)]
     found = [
-        HostTime(name, operator, num_calls, wait_ns * 1e-9, place, reason, idle_ns * 1e-9)
-        for (name, operator, place, reason), (num_calls, wait_ns, idle_ns) in sums.items()
+        HostTime(name, operator, num_calls, wait_ns * 1e-9, place, reason, idle_ns * 1e-9, comm_ns * 1e-9)
+        for (name, operator, place, reason), (num_calls, wait_ns, idle_ns, comm_ns) in sums.items()
     ]
     return tuple(sorted(found, key=lambda wait: -wait.total_s)[:_MOST])
 

@@ -47,7 +47,7 @@ def summarize(recording: Recording, steps: Steps) -> dict[str, Any]:
 
 def _launch_stats(
     device: Events, calls: Events, activity: DeviceActivity, is_counted: Any, num_steps: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Returns the means per step of the counted events, defined like HTA's launch kernel statistics."""
     call = activity.launches.call[is_counted]
     starts, durations = device.starts[is_counted], device.durations[is_counted]
@@ -57,6 +57,9 @@ def _launch_stats(
     started, begun, returned = starts[order][first], calls.starts[used], calls.ends[used]
     # Calls are late if the device has finished all work that starts before their events.
     before = np.searchsorted(activity.busy[0], started, side="left") - 1
+    is_graph = calls.where(lambda _, name: "GraphLaunch" in name)[call]
+    outside = np.bincount(device.name[is_counted], durations * ~is_graph, len(device.names))
+    earliest = np.argmin(starts)
     finished = np.where(before >= 0, activity.busy[1][np.maximum(before, 0)], np.iinfo(np.int64).min)
     return {
         "num_calls": len(used) / num_steps,
@@ -66,6 +69,12 @@ def _launch_stats(
         "kernel_s": float(np.median(durations)) * 1e-9,
         "below_5us": float(np.mean(durations < 5000)),
         "below_10us": float(np.mean(durations < 10_000)),
+        "num_graphs": len(np.unique(call[is_graph])) / num_steps,
+        "num_in_graphs": int(is_graph.sum()) / num_steps,
+        "share_of_graphs": float(durations[is_graph].sum() / (durations.sum() or 1)),
+        "outside_graphs": device.names[outside.argmax()][1],
+        "outside_graphs_s": float(outside.max()) * 1e-9 / num_steps,
+        "behind_s": float(max(starts[earliest] - calls.ends[call[earliest]], 0)) * 1e-9,
         "call_s": float(np.median(returned - begun)) * 1e-9,
         "delay_s": float(np.median(np.maximum(started - returned, 0))) * 1e-9,
     }

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_hpc.base.units import counted, duration, format_bytes
+from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     IDLE_CAUSES,
     PART_NAMES,
@@ -24,12 +24,12 @@ from ddp_hpc.trace.region_times import RECOMPUTED
 from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
-from ddp_hpc.trace.wait_findings import cut_starts, idle_device, waits_of_host
+from ddp_hpc.trace.wait_findings import ahead_of_device, cut_starts, idle_device, waits_of_host
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
-_DIFFERENT, _VERY_DIFFERENT = 1.05, 2
-"""Ratios of the longest step to the shortest above which both are reported, with a warning."""
+_DIFFERENT = 1.05
+"""Ratio of the longest step to the shortest above which both are reported."""
 _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
 _MUCH_COMMUNICATION = 0.2
@@ -46,12 +46,6 @@ _STEPS = {
     "": "The recording, in which no steps are marked, takes",
 }
 _MOST_NAMED = 3
-_COMPARED_CALLS, _MANY_CALLS = 10, 30
-"""The least numbers of calls of a kernel, and of all kernels, beside collectives and alone."""
-_SLOWER = 1.05
-"""The ratio of their durations above which they are slower beside collectives."""
-_LEAST_COMPARED_S = 5e-6
-"""The least duration of these kernels, since the timestamps of some traces are microseconds."""
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
@@ -73,7 +67,7 @@ def findings(capture: Capture) -> list[str]:
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
     sentences += [_gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
-    sentences += idle_device(capture, wall_s)
+    sentences += [*idle_device(capture, wall_s), *ahead_of_device(capture, wall_s)]
     return [*sentences, *_communication(capture), *_avoidable(capture)]
 
 
@@ -112,7 +106,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,
-        "long calls that launch kernels (a bound)": mean.idle_launch_s,
+        "long launch calls (a bound: they load code or copy unpinned memory)": mean.idle_launch_s,
         "waits of kernels that are launched (a bound)": mean.idle_kernel_s,
         "Python or other code outside of operators (a bound)": idle_s,
         f"exposed communication{other} (a bound: what fits behind computation can be hidden)": (
@@ -164,8 +158,7 @@ def _step(capture: Capture) -> list[str]:
     parts = _shares(overall, capture.on_device)
     takes = _STEPS.get(ranks[0].steps_from, "A step takes")
     lengths = _by_step(ranks, "wall_s")
-    shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
-    least_s, most_s = lengths[shortest], lengths[longest]
+    least_s, most_s = min(lengths.values()), max(lengths.values())
     if most_s <= _DIFFERENT * least_s:
         alone = (
             " Only one step was recorded, so it is unknown whether steps vary; record several, for example "
@@ -176,11 +169,6 @@ def _step(capture: Capture) -> list[str]:
     median_s = statistics.median(lengths.values())
     spread = f"{duration(least_s)} to {duration(most_s)}, median {duration(median_s)}"
     sentences = [f"{takes} {duration(overall.wall_s)} on average ({spread}): {parts}."]
-    if most_s > _VERY_DIFFERENT * least_s:
-        sentences.append(
-            f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
-            "so the mean step is typical of neither."
-        )
     firsts = [(trace.steps[0], trace.cut_off_s) for trace in ranks if trace.busy]
     cut_off = {first.number for first, late_s in firsts if late_s > CUT_OFF * first.times.wall_s}
     whole = {number: length for number, length in lengths.items() if number not in cut_off}
@@ -195,6 +183,8 @@ def _shares(times: Times, on_device: bool) -> str:
     causes = ""
     if on_device:
         del parts["waiting for data"]
+        if not times.forward_s and times.backward_s:
+            parts["forward (not annotated) and other computation"] = parts.pop(PART_NAMES["other_s"])
         parts |= {"snapshots": times.snapshot_s - times.idle_snapshot_s, "idle": times.device_idle_s}
         causes = _listed({PART_NAMES[cause]: getattr(times, cause) for cause in IDLE_CAUSES}, wall_s)
     return _listed(parts, wall_s).replace("% idle", f"% idle ({causes})" if causes else "% idle")
@@ -260,12 +250,10 @@ def _communication(capture: Capture) -> Iterator[str]:
     if both_s := overall.comm_hidden_s + overall.comm_exposed_s:
         text += f"; {overall.comm_hidden_s / both_s:.0%} of the communication is hidden behind computation"
     longest = max(rows, key=lambda row: row.total_s)
-    yield f"{text}. The longest is {_collective(longest, capture)}.{_slowed_down(capture.ranks)}"
+    yield f"{text}. The longest is {_collective(longest, capture)}."
     row = rows[0]
     if row.transfer_s is not None:
         transfer_s, exposed_s = row.num_calls / capture.num_steps * row.transfer_s, overall.comm_exposed_s
-        if row is not longest and transfer_s >= _MUCH * overall.wall_s:
-            yield f"The longest transfers are those of {_collective(row, capture)}."
         if (
             not (capture.straggler or capture.slow_connection)
             and row.num_ranks > 1
@@ -306,23 +294,3 @@ def _collective(row: CollectiveRow, capture: Capture) -> str:
         at_least = "at least "
     busbw = _bandwidth(row)
     return text + (f", with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else "")
-
-
-def _slowed_down(ranks: Sequence[RankTrace]) -> str:
-    """Compares the kernels that run beside collectives with the same ones alone, if there are enough."""
-    same = [
-        (*kernel.beside, *kernel.alone)
-        for trace in ranks
-        for kernel in trace.kernels
-        if min(kernel.beside[0], kernel.alone[0]) >= _COMPARED_CALLS and kernel.alone[1] >= _LEAST_COMPARED_S
-    ]
-    num_beside, num_alone = sum(own[0] for own in same), sum(own[2] for own in same)
-    if min(num_beside, num_alone) < _MANY_CALLS:
-        return ""
-    ratio = sum(num * dur_s for num, dur_s, *_ in same) / sum(num * dur_s for num, *_, dur_s in same)
-    slower = f"take {ratio:.2f} times as long" if ratio > _SLOWER else "are not slower"
-    than = "as" if ratio > _SLOWER else "than"
-    return (
-        f" Kernels {slower} beside a collective {than} alone ({num_beside:,} and {num_alone:,} calls of "
-        f"{counted(len(same), 'kernel')} with the same operator and grid; medians)."
-    )

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Gap, HostTime
 from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
-from ddp_hpc.trace.event_names import STEP
+from ddp_hpc.trace.event_names import STEP, region_of
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, spent
+from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, spent
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
+_WHOLE = ("data", "optimizer", "snapshot")
+"""The regions in which operators have no rows of their own, since the remedy is that of the region."""
 
 
 def host_waits(
@@ -88,7 +91,12 @@ class _Host:
         self._callers, self._calls = (
             [*(("" if name.startswith(STEP) else name) for _, name in part.names), ""] for part in parts
         )
-        self._caller, self._call = (np.append(part.name, len(part.names)) for part in parts)
+        place = _outermost(host.where(lambda _, name: region_of(name) in _WHOLE), tree.above)
+        self._caller, self._call = (
+            np.append(host.name[place], len(host.names)),
+            np.append(calls.name, len(calls.names)),
+        )
+        self._is_counted = np.append(place == np.arange(len(host)), np.ones(len(calls), bool))
         self._num_host = len(host)
         is_operator = host.where(lambda category, _: category == "cpu_op")
         self._is_work = np.append(is_operator, np.ones(len(calls), bool))
@@ -134,8 +142,17 @@ class _Host:
         is_call, num_callers = index >= self._num_host, np.int64(len(self._callers))
         call = self._call[np.where(is_call, index - self._num_host, -1)]
         caller = self._caller[np.where(is_call, self._above[index], index)]
-        pairs, first, counts = np.unique(call * num_callers + caller, return_inverse=True, return_counts=True)
-        times = np.bincount(first, own, len(pairs))
-        for pair, time_ns, count in zip(pairs.tolist(), times.tolist(), counts.tolist(), strict=True):
+        pairs, first = np.unique(call * num_callers + caller, return_inverse=True)
+        sums = (np.bincount(first, of, len(pairs)).tolist() for of in (own, self._is_counted[index]))
+        for pair, time_ns, count in zip(pairs.tolist(), *sums, strict=True):
             what = self._calls[pair // num_callers], self._callers[pair % num_callers]
-            found[what] = found[what][0] + int(time_ns), found[what][1] + count
+            found[what] = found[what][0] + int(time_ns), found[what][1] + int(count)
+
+
+def _outermost(chosen: npt.NDArray[np.bool_], above: Ints) -> Longs:
+    """Returns for each event the outermost chosen one that encloses it, or the event itself."""
+    place, at = np.arange(len(above)), np.arange(len(above))
+    while (known := at >= 0).any():
+        place = np.where(known & chosen[at], at, place)
+        at = np.where(known, above[at], -1)
+    return place

@@ -15,6 +15,9 @@ _LAYER = re.compile(r"aten::(_?conv(?!\w*backward)\w*|linear|mm|embedding|addmm)
 _SECOND = ("embedding", "addmm")
 """The layers whose input is the second argument; the first one is the weight or the bias."""
 
+_TOKENS = re.compile(r"execute_(\d+)_context_(\d+)\(.*\)_generation_(\d+)\(")
+"""The name of vLLM's annotation of a step."""
+
 _SHOWN_ELSEWHERE = re.compile(
     r"schemaVersion|displayTimeUnit|baseTimeNanoseconds|host_name|traceName|trace_id|rank|world_size"
     r"|record_shapes|with_\w+|profile_memory"
@@ -42,6 +45,9 @@ def metadata(head: dict[str, Any], recording: Recording) -> tuple[tuple[str, str
 def first_input(recording: Recording, steps: Steps) -> str:
     """Returns the shape and data type of the input of the first layer in the steps, or why it is unknown."""
     host = recording.host
+    named = (match for _, name in host.names if (match := _TOKENS.match(name)))
+    if match := next(named, None):
+        return "{} tokens of {} requests in the context phase and {} in generation".format(*match.groups())
     has_shapes = host.where(lambda category, _: category == "cpu_op") & (host.fields["shapes"] > 0)
     if not has_shapes.any():
         return "shapes were not recorded (record_shapes=True)"

@@ -30,8 +30,6 @@ from ddp_hpc.trace.step_times import Steps
 
 _FEWER_FUNCTIONS = 20
 """The ratio of the numbers of operators and of Python functions that are shown, which enclose each other."""
-_BESIDE = 0.9
-"""Fraction of a kernel during which a collective runs, above which it runs beside the collective."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,6 @@ def kernels(
     calls, totals = np.bincount(index), np.bincount(index, durations)
     running = spent(device.intervals(), union(device.intervals(~is_copy))) * is_copy * 1e-9
     running_s, num_bytes = (np.bincount(index, values) for values in (running, device.fields["bytes"]))
-    hidden = spent(device.intervals(), union(recording.device.intervals(recording.is_collective))) * 1e-9
-    is_beside, is_alone = hidden > _BESIDE * durations, hidden == 0
     order = np.argsort(index, kind="stable")
     first = np.searchsorted(index, np.arange(len(calls) + 1), sorter=order)
     means = _means(device.fields["occupancy"], durations, index)
@@ -128,8 +124,6 @@ def kernels(
         name, launcher, kind = names[at], launchers[at], kinds[at]
         occupancy = None if np.isnan(means[at]) else float(means[at])
         is_kernel = has_cores and not is_copy[own[0]]
-        split = [durations[own[mask[own]]] for mask in (is_beside, is_alone)]
-        beside, alone = ((len(one), float(np.median(one)) if len(one) else 0.0) for one in split)
         shortest, longest = own[np.argmin(durations[own])], own[np.argmax(durations[own])]
         found.append(Kernel(
             name, launcher, kind, int(calls[at]), float(totals[at]),
@@ -137,7 +131,7 @@ def kernels(
             float(durations[longest]), steps.place(int(device.starts[longest])), launched_by[own[0]],
             streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
             recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
-            beside, alone, uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
+            uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
         ))  # fmt: skip
     return tuple(found)
 

@@ -109,10 +109,6 @@ class Kernel:
     shapes: str = ""
     """The shapes of the operator's inputs; empty if they were not recorded."""
     launch: Launch | None = None
-    beside: tuple[int, float] = (0, 0.0)
-    """Number and median duration of the calls of which a collective runs for at least 90 % of the time."""
-    alone: tuple[int, float] = (0, 0.0)
-    """The same of the calls during which no collective runs."""
     tensor_cores: float | None = None
     """1 if it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if its name does not show it."""
     occupancy: float | None = None
@@ -152,6 +148,17 @@ class LaunchStats:
     """Median duration of a call."""
     delay_s: float
     """Median time from the end of a call to the start of its first kernel, at least 0."""
+    num_graphs: float = 0.0
+    """Calls that launch CUDA graphs."""
+    num_in_graphs: float = 0.0
+    """Kernels in these graphs."""
+    share_of_graphs: float = 0.0
+    """The fraction of the time of all kernels that those in graphs take."""
+    outside_graphs: str = ""
+    """The kernel that takes longest outside of graphs, and its time."""
+    outside_graphs_s: float = 0.0
+    behind_s: float = 0.0
+    """The time from the launch of the first kernel to its start."""
     kernel_s: float = 0.0
     """Median duration of a kernel."""
     below_5us: float = 0.0

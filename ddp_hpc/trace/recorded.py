@@ -79,7 +79,7 @@ def _launches(capture: Capture) -> str:
     stats = [vars(trace.launches) for trace in capture.ranks if trace.launches]
     if not stats:
         return ""
-    of = {name: statistics.fmean(one[name] for one in stats) for name in stats[0]}
+    of = {name: statistics.fmean(one[name] for one in stats) for name in stats[0] if name != "outside_graphs"}
     return (
         f"{of['num_calls']:,.0f} calls launch {of['num_kernels']:,.0f} kernels and copies{capture.per_step}, "
         f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} are shorter than their call, "

@@ -172,18 +172,20 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         f"{'step' if num_steps > 1 else 'recording'}"
     )
     own = {trace.rank: trace.host_own_s for trace in ranks if trace.busy}
-    if rank in own and len(own) > 1:
+    rest_s = waited_s - before_s
+    if rank in own and len(own) > 1 and rest_s >= _LITTLE * overall.wall_s:
         others_s = statistics.median(own_s for other, own_s in own.items() if other != rank)
-        if own[rank] <= others_s and before_s >= waited_s / 2:
+        if own[rank] <= others_s and before_s >= rest_s:
             # Ranks that begin earlier also reach later collectives earlier, until they wait for the device.
             evidence += "; it stays last, because the others do their host work while they wait"
-            return Straggler(rank, "idle", 0.0, 0.0, evidence + following, before_s, waited_s)
-        evidence += (
-            f". The trace does not explain the rest, {duration(waited_s - before_s)}"
-            f": without blocking calls, its host works for {duration(own[rank])} in the step, those of the "
-            f"others for {duration(others_s)} (median)"
-        )
-    return Straggler(rank, "idle", waited_s - before_s, share, evidence + following, before_s, waited_s)
+            rest_s = 0.0
+        else:
+            evidence += (
+                f". The trace does not explain the rest, {duration(rest_s)}: without blocking calls, its "
+                f"host works for {duration(own[rank])} in the step, others for {duration(others_s)} (median)"
+            )
+    share *= rest_s >= _LITTLE * overall.wall_s
+    return Straggler(rank, "idle", rest_s, share, evidence + following, before_s, waited_s)
 
 
 def _following(ranks: Sequence[RankTrace], waited: dict[int, float], wall_s: float) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
+    AFTER,
     COLUMNS,
     IDLE_CAUSES,
     PART_NAMES,
@@ -35,15 +36,15 @@ from ddp_hpc.trace.table_columns import (
 
 _MOST_GAP_ROWS = 5
 _MOST_STEPS = 50
+_OF_WAITS = ("num_calls", "total_s", "largest_s", "smallest_s", "idle_s", "comm_s")
 
 
 def _parts(rows: Sequence[Row]) -> list[Column]:
     """Returns the columns of the parts of a step that are not zero in all rows."""
-    return [
-        Column(part, part.removesuffix("_s").replace("comm_", "comm "), ms)
-        for part in COLUMNS
-        if any(row[part] for row in rows)
-    ]
+    titles = {part: part.removesuffix("_s").replace("comm_", "comm ") for part in COLUMNS}
+    if any(row["idle_data_s"] for row in rows):  # a device that waits for data is idle as well
+        titles |= {"data_s": "idle: data", "idle_s": "idle: other"}
+    return [Column(part, title, ms) for part, title in titles.items() if any(row[part] for row in rows)]
 
 
 def mean_steps(captures: Sequence[Capture]) -> Table:
@@ -161,17 +162,20 @@ def _host_name(call: str, operator: str) -> str:
 def blocking_calls(capture: Capture) -> Table:
     """Returns the waits of the host in calls of the device's runtime and elsewhere, the longest first."""
     first, *others = sum_columns(capture, Column("call", "waits of the host", short), "ms")
-    rows = [
-        row | {"call": _host_name(row["name"], row["operator"])}
-        for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s")
-        if max(row["total_s"], row["idle_s"]) >= LEAST_S
-    ]
+    rows = []
+    for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s"):
+        if max(row["total_s"], row["idle_s"]) >= LEAST_S:
+            num_steps = capture.num_steps if row["annotation"] == AFTER else 1  # these are not in each step
+            whole = {name: row[name] * num_steps for name in _OF_WAITS}
+            rows.append(row | whole | {"call": _host_name(row["name"], row["operator"])})
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
     columns = [first, Column("annotation", "inside", known(short)), *reason, *others[:1]]
     columns += [Column("num_all", "calls in all", "{:,}".format)] * (num > 1) + others[1:]
     if len(capture.ranks) > 1:
         columns += [Column("smallest_s", "least ms on a rank", ms), Column("smallest_rank", "rank")]
+    if any(row["comm_s"] >= LEAST_S for row in rows):
+        columns.append(Column("comm_s", "collectives run ms", ms))
     return Table([*columns, Column("idle_s", "device idle ms", ms)] if capture.on_device else columns, rows)
 
 

@@ -10,7 +10,9 @@ from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, Capture
+from ddp_hpc.trace.event_names import region_of
 from ddp_hpc.trace.named_results import LaunchStats
+from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05
@@ -21,6 +23,8 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
+_SOME, _MANY_KERNELS, _MOST_NAMED = 0.02, 30, 2
+"""The least fraction of a step and the least kernels of an optimizer for advice; the most calls to name."""
 _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
@@ -73,11 +77,15 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             for words, copy, least, text in _CALLS
             if re.match(words, first["name"]) and re.search(copy, first["reason"]) and num_calls >= least
         )
-        copy = f", which waits for the copy {first['reason']}" if first["reason"] else ""
+        reasons = [f"the copy {first['reason']}"] if first["reason"] else []
+        if first["comm_s"] >= first["total_s"] / 2:
+            late = f" that wait for rank {capture.straggler.rank}" if capture.straggler else ""
+            reasons.append(f"collectives{late} ({duration(first['comm_s'])})")
+        copy = f", which waits for {' and '.join(reasons)}" if reasons else ""
         yield (
             f"The host is in blocking calls for {_share(blocked_s, capture)}, of which "
-            f"{duration(first['total_s'])} is {_place(first)}{copy}. {next(advice, '')}".rstrip()
-            + f" {_cost(rows, capture)}"
+            f"{duration(first['total_s'])} is {_place(first)}{copy}. "
+            + _cost(rows, capture, next(advice, ""))
         )
     still_s = sum(row["total_s"] for row in still)
     if still_s >= _MUCH * wall_s:
@@ -97,11 +105,12 @@ def _place(row: Row) -> str:
     return f"{row['call']}{around}" + (f" ({row['num_calls']:,.3g} times)" if row["num_calls"] > 1 else "")
 
 
-def _cost(rows: Sequence[Row], capture: Capture) -> str:
+def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:
     idle_s = sum(row["idle_s"] for row in rows)
     if idle_s < _LITTLE * capture.mean.wall_s:
         return f"The device has work meanwhile, so this hardly makes {capture.a_step} longer."
-    return f"At most {duration(idle_s)} of this is lost: the device does nothing during or right after it."
+    lost = f"At most {duration(idle_s)} of this is lost: the device does nothing during or right after it."
+    return f"{advice} {lost}".lstrip()
 
 
 def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
@@ -126,22 +135,63 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
     """Describes the launches for which the device waits, if it does for a large part of a step."""
     overall = capture.mean
     launches = [trace.launches for trace in capture.ranks if trace.launches]
+    waits = tables.host_waits(capture).rows
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
-        yield _late_launches(capture, launches)
-    if overall.idle_launch_s >= _MUCH_IDLE * wall_s:
+        yield _late_launches(capture, launches, waits)
+    num_kernels = {row["name"]: row["num_kernels"] for row in tables.regions(capture).rows}
+    for row in waits:
+        share = row["total_s"] / wall_s
+        if not row["name"] and share >= _SOME and region_of(row["operator"]) == "optimizer":
+            remedy = ""
+            if "zero_grad" in row["operator"]:
+                remedy = "zero_grad(set_to_none=True) launches none"
+            elif num_kernels.get(row["operator"], 0) >= _MANY_KERNELS:
+                remedy = "foreach=True or fused=True in the optimizer launches fewer"
+            if remedy:
+                yield (
+                    f"The device waits {duration(row['total_s'])} ({share:.0%}) for the launches of "
+                    f"{row['operator']}: {remedy}."
+                )
+
+
+def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Says what CUDA graphs launch, and how far the host is ahead if the device does not wait for it."""
+    launches = [trace.launches for trace in capture.ranks if trace.launches]
+    if not launches:
+        return
+    first = launches[0]
+    if first.num_graphs:
+        outside = (
+            f" ({short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)})"
+        )
         yield (
-            "A launch takes long if it first loads the code of the kernel, or copies memory that is not "
-            "pinned. Record later steps, and use pin_memory=True in the DataLoader."
+            f"CUDA graphs ({first.num_graphs:,.3g} launches{capture.per_step}) run "
+            f"{first.num_in_graphs:,.0f} of {first.num_kernels:,.0f} kernels and copies, "
+            f"{first.share_of_graphs:.0%} of their time{outside * bool(first.outside_graphs_s)}."
+        )
+    ahead_s = statistics.fmean(stats.delay_s for stats in launches)
+    if capture.mean.idle_host_s < _MUCH * wall_s and ahead_s >= _MUCH * wall_s:
+        waits = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
+        none = ", and no call of the host waits for long" * (
+            sum(row["total_s"] for row in waits) < _LITTLE * wall_s
+        )
+        behind = f"; the first one starts after {duration(first.behind_s)}, probably behind earlier work"
+        is_behind = not capture.has_steps and first.behind_s >= _MUCH * wall_s
+        yield (
+            f"The device limits the speed: its kernels start {duration(ahead_s)} (median) after their launch"
+            f"{none}{behind * is_behind}."
         )
 
 
-def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
+def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Sequence[Row]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
     num_late = statistics.fmean(stats.num_late for stats in launches)
     wait_s = capture.mean.idle_host_s / max(1, num_late)
+    named = (f"{row['call']} ({duration(row['total_s'])})" for row in waits if row["name"] or row["operator"])
+    longest = " and ".join([*named][:_MOST_NAMED])
     text = (
         f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
-        f"{duration(wait_s)} on average."
+        f"{duration(wait_s)} on average{longest and f', longest in {longest}'}."
     )
     if wait_s > _LONG_WAIT_S:
         return text

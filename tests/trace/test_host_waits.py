@@ -92,7 +92,7 @@ def test_many_calls_that_free_memory_are_a_sign_of_a_disabled_allocator(tmp_path
     events += [_runtime("hipFree", 200 + 300 * number, 300) for number in range(12)]
     events += [event("cpu_op", f"op{number}", 200 + 600 * number, 600) for number in range(3)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    (said,) = (text for text in capture.findings[2:] if "hipFree" in text)
+    (said,) = (text for text in capture.findings if "blocking calls" in text)
     assert "3.6 ms (72%) of a step, of which 1.8 ms is hipFree (6 times)" in said
     assert "the caching allocator is probably disabled" in said
 
@@ -135,7 +135,7 @@ def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_p
     for rank in range(2):
         write(tmp_path / f"r{rank}.json", events[: 14 + 2 * rank], rank, 2)
     assert [" ".join(row) for row in _shown(tables.blocking_calls(read_capture(tmp_path)))] == [
-        "cudaDeviceSynchronize after the last step - 0.5 1 0.25 0.50 1 0.00 0 0.00",
+        "cudaDeviceSynchronize once, after the last step - 0.5 1 0.25 0.50 1 0.00 0 0.00",
         "cudaMemcpyAsync in aten::copy_ aten::item in forward DtoH 1 2 0.20 0.20 1 0.20 0 0.20",
         "cudaStreamSynchronize in aten::copy_ aten::item in forward DtoH 1 2 0.05 0.05 1 0.05 0 0.05",
         "cudaMalloc - - 1 2 0.02 0.02 1 0.02 0 0.02",
@@ -287,9 +287,6 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
         "A step takes 617 us on average (350 us to 1.15 ms, median 350 us): "
     )
     assert capture.findings[1] == (
-        "Warning: step 3 is 3.3 times as long as step 1, so the mean step is typical of neither."
-    )
-    assert capture.findings[2] == (
         "Step 3 takes 800 us longer than the others: of the difference, 800 us is forward. "
         "With the median of the others (350 us) in all steps, the mean step would be 43% shorter."
     )
@@ -340,3 +337,60 @@ def test_the_time_of_data_loading_is_that_of_the_host(tmp_path):
 
 def test_a_page_of_one_rank_has_no_section_by_rank(tmp_path):
     assert "By rank" not in page([read_capture(write(tmp_path / "rank0.json", recording()).parent)], [])
+
+
+def test_what_an_optimizer_does_while_the_device_waits_is_one_row_with_a_remedy(tmp_path):
+    events = [annotation("ProfilerStep#4", 0, 1000), *launch(0, 0, "a", 1, 99)]
+    events += [annotation("Optimizer.zero_grad#SGD.zero_grad", 100, 785)]
+    events += [event("cpu_op", "aten::zero_", 100 + 200 * number, 183) for number in range(4)]
+    for number in range(4):
+        events += launch(1 + number, 280 + 200 * number, "fill", 282 + 200 * number, 5)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    (row,) = _shown(tables.host_waits(capture))[:1]
+    assert (row[0], row[2]) == ("Optimizer.zero_grad#SGD.zero_grad", "1")
+    said = "for the launches of Optimizer.zero_grad#SGD.zero_grad: zero_grad(set_to_none=True) launches none."
+    assert any(sentence.endswith(said) for sentence in capture.findings)
+
+
+def test_graphs_and_a_host_that_is_ahead_of_the_device_are_described(tmp_path):
+    name = "execute_8_context_1(sq7)_generation_1(sq1)"
+    events = [annotation(name, 0, 100), _runtime("cudaGraphLaunch", 10, 10) | {"args": {"correlation": 1}}]
+    for number in range(9):
+        kernel = event("kernel", "in_graph", 1000 + 100 * number, 100, 7, correlation=1)
+        events.append(kernel | {"args": {"correlation": 1}})
+    events += launch(2, 30, "attention", 1900, 100)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert capture.findings[2:] == (
+        "CUDA graphs (1 launches) run 9 of 10 kernels and copies, 90% of their time (attention takes longest "
+        "outside: 100 us).",
+        "The device limits the speed: its kernels start 1.42 ms (median) after their launch, and no call of "
+        "the host waits for long; the first one starts after 980 us, probably behind "
+        "earlier work.",
+    )
+    tokens = "8 tokens of 1 requests in the context phase and 1 in generation"
+    assert dict(about(capture))["input of the first layer"] == tokens
+
+
+def test_a_slow_collective_and_the_ranks_that_are_late_next_are_named(tmp_path):
+    nccl = {"Collective name": "allreduce", "In msg nelems": 2**21, "dtype": "Float", "Group size": 4}
+    for rank in range(4):
+        events = [
+            annotation("ProfilerStep#7", 8000 * (rank == 2), 23_000 - 8000 * (rank == 2)),
+            annotation("backward", 8000, 3000 + 900 * (rank == 1)),
+        ]
+        begins = (9000 if rank == 2 else 1000, 20_900 if rank == 1 else 20_000)
+        for number, (start, end) in enumerate(zip(begins, (12_000, 23_000), strict=True)):
+            kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, end - start, 9)
+            events.append(kernel | {"args": nccl | {"correlation": number}})
+            events.append(event("cuda_runtime", "cudaLaunchKernel", start - 1, 1, correlation=number))
+        events.append(_runtime("cudaStreamSynchronize", 2000, 10_001))
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    capture = read_capture(tmp_path)
+    said = " ".join(capture.findings)
+    assert (
+        "Next is rank 1 (675 us), on which the host takes at least 3.9 ms for backward, on the others at most"
+        " 3 ms." in said
+    )
+    assert "is cudaStreamSynchronize, which waits for collectives that wait for rank 2 (7.5 ms)" in said
+    assert "GB/s is slow between GPUs of one node" in said
+    assert "of which 5.1 ms is the transfers, and the rest is waiting for other ranks" in said
