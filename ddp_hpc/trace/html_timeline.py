@@ -271,6 +271,8 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     events = [bar.event for bar in bars]
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: Numbers[str] = Numbers()
+    # Those of collectives contain the shortened name of the kernel, which a search must find whole.
+    names = [event.name if kind == _COLLECTIVE else shortened(event.name, MAX_NAME) for event in events]
     named: dict[str, Any] = {}
     is_launched = kind in KINDS or any(event.callers for event in events if kind == _COLLECTIVE)
     if is_launched or kind in (CALL, BLOCKING):
@@ -295,7 +297,7 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
         },
         "meta": {
             "step": [bar.step for bar in bars],
-            "what": [texts[shortened(event.name, MAX_NAME)] for event in events],
+            "what": [texts[name] for name in names],
             "texts": list(texts),
             "lane": lanes[number].title,
             **named,

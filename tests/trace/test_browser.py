@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import expect
 
+from ddp_hpc.trace.event_names import shortened
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import MAX_RANKS
 from ddp_hpc.trace.summarize_run import read_capture
@@ -385,9 +386,10 @@ def test_a_search_is_limited_to_the_selected_step(shown, tmp_path):
 
 
 def test_a_collective_is_found_by_its_name_and_by_that_of_its_kernel(shown, tmp_path):
-    events = [annotation("nccl:all_to_all", 10, 5), *launch(1, 11, "ncclKernel_SendRecv_RING", 20, 50)]
+    kernel = f"ncclKernel_SendRecv_RING<{'T' * 200}>"
+    events = [annotation("nccl:all_to_all", 10, 5), *launch(1, 11, kernel, 20, 50)]
     opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
-    for name in ("SendRecv", "all_to_all"):
+    for name in ("SendRecv", "all_to_all", shortened(kernel, 160)):
         opened.page.get_by_role("searchbox", name="find").fill(name)
         assert "1 collective" in opened.page.locator("[data-for=timeline0] output").text_content()
 
