@@ -106,7 +106,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,
-        "long launch calls (a bound: they load code or copy unpinned memory)": mean.idle_launch_s,
+        "launch calls (a bound: fewer calls, or later steps if they load code)": mean.idle_launch_s,
         "waits of kernels that are launched (a bound)": mean.idle_kernel_s,
         "Python or other code outside of operators (a bound)": idle_s,
         f"exposed communication{other} (a bound: what fits behind computation can be hidden)": (

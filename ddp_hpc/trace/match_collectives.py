@@ -48,10 +48,6 @@ def _kind(call: Collective) -> _Kind:
     return call.kind, call.group, call.num_ranks, call.bytes
 
 
-def _is_of_program(name: str) -> bool:
-    return not (waits(name) or annotated_kind(name))
-
-
 def match(ranks: Sequence[RankTrace]) -> list[Matched]:
     """Matches the k-th call of each kind and size on all ranks of the group; for all_to_all, sizes differ.
 
@@ -176,6 +172,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         known = transfers.get(key) or (durations if num_ranks == 1 else [])
         transfer_s = statistics.median(known) if known else None
         slowest_rank, slowest = max(own, key=lambda item: item[1].dur_s)
+        callers = slowest.callers.split(" > ")[::-1]
         num_callers = len({rank for rank, _ in own})
         table.append(
             CollectiveRow(
@@ -189,7 +186,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
                 slowest_step=slowest.step,
-                slowest_in=next(filter(_is_of_program, slowest.callers.split(" > ")[::-1]), ""),
+                slowest_in=next((one for one in callers if not (waits(one) or annotated_kind(one))), ""),
                 blocks=max(call.blocks for _, call in own),
             )
         )

@@ -189,9 +189,7 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 
 def _following(ranks: Sequence[RankTrace], waited: dict[int, float], wall_s: float) -> str:
-    """Names the ranks for which the others wait next longest, and the region in which the hosts of these take
-    longer than all others.
-    """
+    """Names the ranks that are late next, and the region in which their hosts take longer than all others."""
     longest = sorted(waited, key=lambda rank: -waited[rank])[:_MOST_FOLLOWING]
     named = [rank for rank in longest if waited[rank] >= _LITTLE * wall_s]
     others = [trace.host_s for trace in ranks if trace.rank not in named]

@@ -25,41 +25,30 @@ _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
 _SOME, _MANY_KERNELS, _MOST_NAMED = 0.02, 30, 2
 """The least fraction of a step and the least kernels of an optimizer for advice; the most calls to name."""
-_MANY_CALLS = 10
-"""Calls per step from which on they are not those of a few large tensors."""
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
 _CALLS = (
     (
         _ALLOCATES,
         "",
-        _MANY_CALLS,
-        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
-        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
-    ),
-    (
-        _ALLOCATES,
-        "",
-        0,
         "This call can wait until the device has finished everything: check whether the caching allocator is "
-        "disabled, the memory nearly full, or a library allocates its own workspace.",
+        "disabled (PYTORCH_NO_CUDA_MEMORY_CACHING, PYTORCH_NO_HIP_MEMORY_CACHING), the memory nearly full, "
+        "or a library allocates its own workspace.",
     ),
     (
         _ANY,
         "DtoH|DeviceToHost",
-        0,
         "It copies a result of the device to the host, as .item(), .cpu() and printing a tensor do: do so "
         "less often, or later.",
     ),
     (
         _ANY,
         "HtoD|HostToDevice",
-        0,
         "It copies a tensor from the host to the device after all earlier work of the stream: create the "
         "tensor (such as an index) on the device, or copy it from pinned memory with non_blocking=True.",
     ),
-    (_ANY, "", 0, "If the program does not need to wait there, the host can launch more work in this time."),
+    (_ANY, "", "If the program does not need to wait there, the host can launch more work in this time."),
 )
-"""Calls in which a host can wait for the device, their copy, their least number per step, and what to do."""
+"""Calls in which a host can wait for the device, their copy, and what to do."""
 
 
 def waits_of_host(capture: Capture) -> Iterator[str]:
@@ -71,11 +60,10 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
     blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
     if rows and capture.on_device and blocked_s >= _MUCH * wall_s:
         first = rows[0]
-        num_calls = capture.has_steps * sum(row["num_calls"] for row in rows if row["name"] == first["name"])
         advice = (
             text
-            for words, copy, least, text in _CALLS
-            if re.match(words, first["name"]) and re.search(copy, first["reason"]) and num_calls >= least
+            for words, copy, text in _CALLS
+            if re.match(words, first["name"]) and re.search(copy, first["reason"])
         )
         reasons = [f"the copy {first['reason']}"] if first["reason"] else []
         if first["comm_s"] >= first["total_s"] / 2:
@@ -140,18 +128,14 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
         yield _late_launches(capture, launches, waits)
     num_kernels = {row["name"]: row["num_kernels"] for row in tables.regions(capture).rows}
     for row in waits:
-        share = row["total_s"] / wall_s
-        if not row["name"] and share >= _SOME and region_of(row["operator"]) == "optimizer":
-            remedy = ""
-            if "zero_grad" in row["operator"]:
-                remedy = "zero_grad(set_to_none=True) launches none"
-            elif num_kernels.get(row["operator"], 0) >= _MANY_KERNELS:
-                remedy = "foreach=True or fused=True in the optimizer launches fewer"
-            if remedy:
-                yield (
-                    f"The device waits {duration(row['total_s'])} ({share:.0%}) for the launches of "
-                    f"{row['operator']}: {remedy}."
-                )
+        name, share = row["operator"], row["total_s"] / wall_s
+        if row["name"] or share < _SOME or region_of(name) != "optimizer":
+            continue
+        text = f"The device waits {duration(row['total_s'])} ({share:.0%}) for the launches of {name}: "
+        if "zero_grad" in name:
+            yield f"{text}zero_grad(set_to_none=True) launches none."
+        elif num_kernels.get(name, 0) >= _MANY_KERNELS:
+            yield f"{text}foreach=True or fused=True in the optimizer launches fewer."
 
 
 def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
@@ -161,20 +145,17 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
         return
     first = launches[0]
     if first.num_graphs:
-        outside = (
-            f" ({short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)})"
-        )
+        longest = f"{short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)}"
         yield (
             f"CUDA graphs ({first.num_graphs:,.3g} launches{capture.per_step}) run "
             f"{first.num_in_graphs:,.0f} of {first.num_kernels:,.0f} kernels and copies, "
-            f"{first.share_of_graphs:.0%} of their time{outside * bool(first.outside_graphs_s)}."
+            f"{first.share_of_graphs:.0%} of their time{f' ({longest})' * bool(first.outside_graphs_s)}."
         )
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
     if capture.mean.idle_host_s < _MUCH * wall_s and ahead_s >= _MUCH * wall_s:
         waits = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
-        none = ", and no call of the host waits for long" * (
-            sum(row["total_s"] for row in waits) < _LITTLE * wall_s
-        )
+        is_free = sum(row["total_s"] for row in waits) < _LITTLE * wall_s
+        none = ", and no call of the host waits for long" * is_free
         behind = f"; the first one starts after {duration(first.behind_s)}, probably behind earlier work"
         is_behind = not capture.has_steps and first.behind_s >= _MUCH * wall_s
         yield (
