@@ -47,7 +47,7 @@ def first_input(recording: Recording, steps: Steps) -> str:
     host = recording.host
     named = (match for _, name in host.names if (match := _TOKENS.match(name)))
     if match := next(named, None):
-        return "{} tokens of {} requests in the context phase and {} in generation".format(*match.groups())
+        return "{} tokens; requests in the context phase: {}, in generation: {}".format(*match.groups())
     has_shapes = host.where(lambda category, _: category == "cpu_op") & (host.fields["shapes"] > 0)
     if not has_shapes.any():
         return "shapes were not recorded (record_shapes=True)"

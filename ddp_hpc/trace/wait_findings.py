@@ -147,7 +147,7 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
     if first.num_graphs:
         longest = f"{short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)}"
         yield (
-            f"CUDA graphs ({first.num_graphs:,.3g} launches{capture.per_step}) run "
+            f"CUDA graphs (launched {counted(round(first.num_graphs), 'time')}{capture.per_step}) run "
             f"{first.num_in_graphs:,.0f} of {first.num_kernels:,.0f} kernels and copies, "
             f"{first.share_of_graphs:.0%} of their time{f' ({longest})' * bool(first.outside_graphs_s)}."
         )
