@@ -13,7 +13,7 @@ from ddp_hpc.request.queue_choice import largest_num_nodes
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site, read_site
 
-# These facts change without notice, so a profile must give their source and date.
+# These facts change without notice, so a profile must give their source.
 AGEING = (
     "account",
     "container",
@@ -58,7 +58,7 @@ def _source_faults(site: Site, document: dict[str, object]) -> list[str]:
     known = {key.partition(".")[0] for source in site.sources for key in source.of}
     given = [name for name in AGEING if name in document]
     return faults + [
-        f'"{name}" has no source. Add it to `of` in a [[sources]] table, with the date on which you read it.'
+        f'"{name}" has no source. Add it to `of` in a [[sources]] table.'
         for name in given
         if name not in known
     ]

@@ -33,7 +33,6 @@ PLACES = (
     *("nodes", "ranks", "devices", "cpus", "memory_mib"),
     *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
 )
-SOURCE_KINDS = ("read", "computed", "not documented")
 
 
 def check_variable(name: str) -> None:
@@ -103,21 +102,15 @@ class Detect:
 
 @record
 class Source:
-    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it,
-    such as `slurm` for a whole table or `slurm.constraint` for one value.
-
-    A source whose `kind` is `computed` says from which facts values were computed, and one whose kind is
-    `not documented` says where facts that the profile lacks were looked for.
+    """A source of facts. `of` lists the keys whose facts come from it, such as `slurm` for a whole table or
+    `slurm.constraint` for one value. `read` is the date on which it was read, if it is not `Site.checked`.
     """
 
     where: str
     read: str = ""
     of: tuple[str, ...] = ()
-    kind: str = SOURCE_KINDS[0]
 
     def __post_init__(self) -> None:
-        if self.kind not in SOURCE_KINDS:
-            raise RequestError(f"kind must be one of {', '.join(SOURCE_KINDS)} (got {self.kind!r})")
         if self.read and not re.fullmatch(DATE, self.read):
             raise RequestError(f"read must be a date such as 2026-11-21 (got {self.read!r})")
 

@@ -59,7 +59,6 @@ class Site:
     file: str = ""
     extends: str = ""
     confidence: str = ""
-    arch: str = ""
     sources: tuple[Source, ...] = ()
     shell: str = "/bin/bash"
     default_queue: str = ""
