@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base import process_control
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
 from ddp_hpc.rehearse.launchers.failure import down_file
@@ -156,7 +157,7 @@ class Site:
     def change_walltime(self, job_id: str, limit_s: int) -> None:
         """Changes the walltime of a job, as `qalter -l walltime` does."""
         number = server.job_number("", job_id, self.root)
-        resources = {**jobs.load(self.root, number)["Resource_List"], "walltime": server.clock(limit_s)}
+        resources = {**jobs.load(self.root, number)["Resource_List"], "walltime": format_walltime(limit_s)}
         jobs.change(self.root, number, _walltime_s=limit_s, Resource_List=resources)
 
     def num_jobs(self) -> int:

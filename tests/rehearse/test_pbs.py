@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -145,13 +144,11 @@ def test_jobs_are_killed_when_the_process_that_owns_the_machine_ends(make_site: 
 def test_qstat_shows_a_finished_job_only_with_x(site: Site) -> None:
     job_id = site.submit("-l", "walltime=10", write(site, "true"))
     site.wait(job_id)
-    done = site.run("qstat", "-f", "-F", "json", job_id)
-    assert (done.returncode, "Jobs" in json.loads(done.stdout)) == (35, False)
+    done = site.run("qstat", "-f", job_id)
+    assert (done.returncode, done.stdout) == (35, "")
     assert "Job has finished, use -x or -H" in done.stderr
-    shown = json.loads(site.run("qstat", "-xf", "-F", "json", job_id).stdout)["Jobs"][job_id]
-    text = attributes_in(site.run("qstat", "-xf", job_id).stdout)
-    assert (shown["Exit_status"], text["Exit_status"]) == (0, "0")
-    assert shown["Resource_List"]["walltime"] == text["Resource_List.walltime"] == "00:00:10"
+    shown = attributes_in(site.run("qstat", "-xf", job_id).stdout)
+    assert (shown["Exit_status"], shown["Resource_List.walltime"]) == ("0", "00:00:10")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ddp_hpc.base import process_control
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.launchers.failure import down_file
@@ -68,7 +69,7 @@ class Mom(Daemon):
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
             job_state="F", substate=substate, Exit_status=exit_status,
-            resources_used={"walltime": server.clock(int(time.monotonic() - start_s))},
+            resources_used={"walltime": format_walltime(int(time.monotonic() - start_s))},
             comment=comment if " and terminated" in comment else f"{comment} and {how}",
         )  # fmt: skip
         return how

@@ -1,12 +1,10 @@
-"""Stand-in for `qstat [-x] [-t] -f [-w] [-F json] JOB`: prints the attributes of a job as text or JSON."""
+"""Stand-in for `qstat [-x] [-t] -f [-w] JOB`: prints the attributes of a job."""
 
 from __future__ import annotations
 
 import getopt
-import json
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,47 +14,32 @@ from ddp_hpc.rehearse.pbs import server
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:
-    """Prints the job. For an unknown job, `-F json` prints an object without the key `Jobs`.
+    """Prints the job.
 
     Raises:
         RefusedError: the job is unknown, or it has finished and -x was not given.
     """
     try:
-        options, words = getopt.getopt(list(argv), "fxtwF:")
+        options, words = getopt.getopt(list(argv), "fxtw")
     except getopt.GetoptError:
         options, words = [], []
     flags = dict(options)
-    if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
-        raise RefusedError("qstat: the stand-in supports only `qstat [-x] [-t] -f [-w] [-F json] JOB`", 99)
-    try:
-        jobs_by_name = _job(root, words[0], with_history="-x" in flags)
-    except RefusedError:
-        if "-F" in flags:
-            _print_json(root, {})
-        raise
-    if "-F" in flags:
-        _print_json(root, {"Jobs": jobs_by_name})
-        return
-    for name, attributes in jobs_by_name.items():
-        # As with -w: the real qstat wraps long lines without it.
-        sys.stdout.write("\n".join(_lines(name, attributes)) + "\n\n")
+    if "-f" not in flags or len(words) != 1:
+        raise RefusedError("qstat: the stand-in supports only `qstat [-x] [-t] -f [-w] JOB`", 99)
+    name, attributes = _job(root, words[0], with_history="-x" in flags)
+    # As with -w: the real qstat wraps long lines without it.
+    sys.stdout.write("\n".join(_lines(name, attributes)) + "\n\n")
 
 
-def _job(root: Path, word: str, *, with_history: bool) -> dict[str, jobs.Attributes]:
-    """Returns the attributes that are not internal, with the name of the job as the key."""
+def _job(root: Path, word: str, *, with_history: bool) -> tuple[str, jobs.Attributes]:
+    """Returns the name of the job, and its attributes that are not internal."""
     number = server.job_number("qstat", word, root)
     job = jobs.load(root, number)
     name = server.job_id(number, job["server"])
     if job["job_state"] == "F" and not with_history:
         text = f"qstat: {name} Job has finished, use -x or -H to obtain historical job information"
         raise RefusedError(text, server.FINISHED)
-    return {name: {key: value for key, value in job.items() if not key.startswith("_")}}
-
-
-def _print_json(root: Path, answer: Mapping[str, object]) -> None:
-    version = {"pbs_version": "23.06.06", "pbs_server": server.Settings.read(root).server}
-    json.dump({"timestamp": int(time.time()), **version, **answer}, sys.stdout, indent="\t")
-    sys.stdout.write("\n")
+    return name, {key: value for key, value in job.items() if not key.startswith("_")}
 
 
 def _lines(name: str, job: jobs.Attributes) -> list[str]:

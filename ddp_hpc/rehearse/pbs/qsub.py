@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
@@ -140,7 +141,7 @@ def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]
     resources: dict[str, str | int] = {"place": "free", **request.resources, "select": select}
     resources |= {"ncpus": sum(chunk.ncpus for chunk in chunks), "nodect": len(chunks)}
     if limit_s := settings.walltime_s or walltime_s(request):
-        resources["walltime"] = server.clock(limit_s)
+        resources["walltime"] = format_walltime(limit_s)
     return resources
 
 

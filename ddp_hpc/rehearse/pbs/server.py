@@ -65,11 +65,6 @@ def _decision(root: Path, kind: str, before: int) -> str:
     return "start" if kind == "afterany" or (kind == "afterok") == succeeded else "drop"
 
 
-def clock(seconds: int) -> str:
-    """Returns a duration as PBS prints it."""
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
 def subjob(array: int, index: int) -> int:
     """Returns the internal number of a subjob of an array."""
     return array * jobs.SUBJOBS + index + 1
