@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.hostlist import expand_counts
 from ddp_hpc.base.job_variables import node_file_hosts, node_file_variable
-from ddp_hpc.discovery.hostlist import expand_counts
 
 Environ = Mapping[str, str]
 ADDED_BY_EXEC = "DDP_HPC_EXEC"

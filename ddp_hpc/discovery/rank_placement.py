@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_hpc.base.errors import LaunchError
-from ddp_hpc.discovery.hostlist import expand_counts
+from ddp_hpc.base.hostlist import expand_counts
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.world import World
 

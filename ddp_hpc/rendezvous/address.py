@@ -7,9 +7,9 @@ import socket
 from dataclasses import dataclass
 
 from ddp_hpc.base.errors import LaunchError, RendezvousError
+from ddp_hpc.base.hostlist import expand_hostlist
 from ddp_hpc.base.job_variables import JOB_VARIABLES, node_file_hosts
 from ddp_hpc.base.option_names import named
-from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     Interface,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.base import process_control
+from ddp_hpc.base.hostlist import expand_hostlist
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.timeline import Moment, note
-from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve

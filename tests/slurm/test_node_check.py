@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.discovery.hostlist import expand_hostlist
+from ddp_hpc.base.hostlist import expand_hostlist
 
 from .cluster import Cluster
 from .configuration import Settings

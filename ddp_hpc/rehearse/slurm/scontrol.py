@@ -49,7 +49,7 @@ def _requeue(word: str, root: Path) -> None:
 def _hostnames(text: str) -> None:
     # This parser also accepts host names that do not exist on this machine.
     from ddp_hpc.base.errors import LaunchError
-    from ddp_hpc.discovery.hostlist import expand_hostlist
+    from ddp_hpc.base.hostlist import expand_hostlist
 
     try:
         sys.stdout.write("".join(f"{host}\n" for host in expand_hostlist(text)))

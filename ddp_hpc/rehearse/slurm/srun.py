@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.discovery.hostlist import expand_hostlist
+from ddp_hpc.base.hostlist import expand_hostlist
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.failure import Failure
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits

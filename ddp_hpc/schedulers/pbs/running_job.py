@@ -21,7 +21,6 @@ from ddp_hpc.schedulers.running_job import (
     RunningJob,
     StopCause,
     Successor,
-    started_s,
     with_count,
 )
 
@@ -62,11 +61,6 @@ class PbsJob(RunningJob):
             return attributes_in(commands.run(("qstat", "-f", job_id or self.job_id), limit_s).out)
         except commands.NoAnswerError:
             return {}
-
-    def end_s(self) -> float | None:
-        # qsub options override the directives, so take the walltime that the server reports.
-        walltime_s = _walltime_s(self._attributes)
-        return None if walltime_s is None else started_s() + walltime_s
 
     def stop_cause(self, limit_s: float) -> StopCause:
         now = self._query(limit_s)

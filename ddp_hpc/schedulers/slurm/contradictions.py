@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.hostlist import expand_hostlist
 from ddp_hpc.schedulers.slurm.check_option_values import node_range
 
 
@@ -136,20 +138,10 @@ def _number(text: str | None) -> int:
 
 def _num_hosts(names: str) -> int:
     """Returns the number of hosts in a list such as node[01-04],login1; 0 if it is unknown."""
-    if not names or "/" in names or len(names) > 1000 or not re.fullmatch(r"[\w.,\[\]-]+", names):
+    # Other characters are those of a variable, or of the name of a file.
+    if len(names) > 1000 or not re.fullmatch(r"[\w.,\[\]-]+", names):
         return 0
-    hosts: set[str] = set()
-    for name in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", names):
-        before, _, inside = name.partition("[")
-        if not inside:
-            hosts.add(name)
-            continue
-        inside, _, after = inside.partition("]")
-        for part in inside.split(","):
-            first, dash, last = part.partition("-")
-            if "[" in after or not first.isdigit() or (dash and not last.isdigit()):
-                return 0
-            if int(last or first) - int(first) > 10_000:
-                return 0
-            hosts |= {f"{before}{n:0{len(first)}}{after}" for n in range(int(first), int(last or first) + 1)}
-    return len(hosts)
+    try:
+        return len(set(expand_hostlist(names)))
+    except LaunchError:
+        return 0

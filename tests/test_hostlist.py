@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_hpc.base.errors import LaunchError
-from ddp_hpc.discovery.hostlist import MAX_HOSTS, expand_counts, expand_hostlist
+from ddp_hpc.base.hostlist import MAX_HOSTS, expand_counts, expand_hostlist
 
 
 @pytest.mark.parametrize(
