@@ -38,9 +38,10 @@ _TRANSFER = 0.9
 """Fraction of a collective that its transfer must take, so that waiting is not mentioned."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
-_LARGE, _SLOW_LINK = 4 * 2**20, 10e9
-"""The least bytes of a collective that no latency limits, and the bus bandwidth below which it is slow:
-PCI-SIG gives 32 GB/s for PCIe 4.0 x16, and AMD 48 GB/s per link of xGMI (mi300x-rccl-xgmi in its blog)."""
+_LARGE, _SLOW_LINK, _IN_NODE = 4 * 2**20, 10e9, 8
+"""The least bytes of a collective that no latency limits, the bus bandwidth below which it is slow, and the
+most ranks that are taken to share a node. PCI-SIG gives 32 GB/s for PCIe 4.0 x16, and
+AMD 48 GB/s per link of xGMI (mi300x-rccl-xgmi in its blog)."""
 _STEPS = {
     UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
     "": "The recording, in which no steps are marked, takes",
@@ -265,7 +266,8 @@ def _communication(capture: Capture) -> Iterator[str]:
                 "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
                 "send_recv with one rank per node does."
             )
-    if capture.on_device and longest.bytes >= _LARGE and 0 < _bandwidth(longest) < _SLOW_LINK:
+    is_in_node = capture.on_device and 1 < longest.num_ranks <= _IN_NODE
+    if is_in_node and longest.bytes >= _LARGE and 0 < _bandwidth(longest) < _SLOW_LINK:
         waits = "" if longest.transfer_s else "ranks wait for each other in it, or "
         yield (
             f"{_bandwidth(longest) / 1e9:.3g} GB/s is slow between GPUs of one node, where PCIe 4.0 x16 "

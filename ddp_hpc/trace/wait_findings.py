@@ -23,8 +23,9 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
-_SOME, _MANY_KERNELS, _MOST_NAMED = 0.02, 30, 2
-"""The least fraction of a step and the least kernels of an optimizer for advice; the most calls to name."""
+_SOME, _MANY_KERNELS, _EACH_S, _MOST_NAMED = 0.02, 30, 1e-4, 2
+"""The least fraction of a step and the least kernels of an optimizer for advice, the longest wait for each of
+these for which launching is the cause, and the most calls to name."""
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
 _CALLS = (
     (
@@ -134,7 +135,7 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
         text = f"The device waits {duration(row['total_s'])} ({share:.0%}) for the launches of {name}: "
         if "zero_grad" in name:
             yield f"{text}zero_grad(set_to_none=True) launches none."
-        elif num_kernels.get(name, 0) >= _MANY_KERNELS:
+        elif (num := num_kernels.get(name, 0)) >= _MANY_KERNELS and row["total_s"] < num * _EACH_S:
             yield f"{text}foreach=True or fused=True in the optimizer launches fewer."
 
 
