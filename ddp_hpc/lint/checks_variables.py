@@ -279,6 +279,8 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
                 line,
                 f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
                 "remove it, as the scheduler sets it",
+                # CUDA ignores the first number that does not exist, and those after it.
+                "note" if value.startswith(",".join(map(str, range(gpus)))) else None,
             )
 
 
