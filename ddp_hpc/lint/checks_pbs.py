@@ -44,8 +44,7 @@ _DIFFERS_IN_CSH = re.compile(
     r"""^\s*(?: [A-Za-z_]\w*(?:\[\w+\])?\+?= | \w[\w-]*\s*\(\) | set\s+(?:[-+]|\w+\s*=) | \.\s
         | source\s(?!.*\.csh\b) | (?:setenv|unsetenv|foreach|switch|endif)\b
         | (?:export|declare|local|readonly|function|shopt|trap|ulimit|if|for|while|until|case)\b )
-      | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b
-      | \bconda\s+activate\b""",
+      | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b""",
     re.VERBOSE,
 )
 # Options with the values that qsub accepts.

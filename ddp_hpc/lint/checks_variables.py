@@ -355,6 +355,8 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
         return
     for name, line in {name: line for line, name, _ in script.assignments}.items():
         is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
+        # OpenPBS exports OMP_NUM_THREADS to jobs (start_exec.c), so a new value of it is exported, too.
+        is_needed = is_needed and (name, subject.scheduler.name) != ("OMP_NUM_THREADS", "pbs")
         if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
             continue
         if name in exported or (name.startswith("MASTER_") and not has_ranks):
