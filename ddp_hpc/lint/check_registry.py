@@ -140,9 +140,14 @@ class Subject:
     @cached_property
     def gpus_per_node(self) -> int | None:
         """The number of GPUs per node; None if the directives do not set it."""
-        total = whole_number((self.script.value("--gpus") or "").rpartition(":")[2]) or 0
+        total = self.total_gpus
         of_total = total // self.num_nodes if self.num_nodes else total if total == 1 else 0
         return self.scheduler.reader.gpus_per_node(self.script) or of_total or None
+
+    @cached_property
+    def total_gpus(self) -> int:
+        """The number of GPUs in `--gpus`; 0 if the directives do not set it."""
+        return whole_number((self.script.value("--gpus") or "").rpartition(":")[2]) or 0
 
     @cached_property
     def walltime(self) -> tuple[int, str] | None:

@@ -40,16 +40,14 @@ _GPU_PROGRAM = re.compile(
     r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
     re.IGNORECASE,
 )
-# Also sites whose examples have no --nv (Chalmers, the Holland Computing Center), and versions without it.
 _NO_OPTION = re.compile(
-    r"rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|"
-    r"[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
-    re.IGNORECASE,
+    r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|[= ]alvis\b)"
 )
 _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
 )
 # Programs in containers that need no GPU, even if the image or the job has some.
+_HIDDEN_OPTIONS = re.compile(r"\$\S* (?:\$|\S*(?:[.]sif|[.]s?img|[:/]))")  # before the name of the image
 _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\b|\bxvfb-run\b")
 
 _INTERACTIVE = re.compile(
@@ -125,9 +123,8 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         following = script.lines[number] if number < len(script.lines) else ""
         is_command = not script.is_quoted(number) and following.strip() and "'" not in line
         if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line):
-            yield Problem(
-                number, "the blank after the backslash ends the command here", "remove the blank at the end"
-            )
+            what = "the blank after the backslash ends the command here"
+            yield Problem(number, what, "remove the blank at the end")
     for previous, command in pairwise(script.commands):
         if previous.ends != "\n" or "[[" in previous.words:
             continue
@@ -165,13 +162,11 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     equal = {program_of(c.launched or c.argv) for c in (started, *rest)}
     is_last_of_several = len(background) > 1 and len(rest) == 1 and len(equal) == 1
     if not waits and (not rest or is_last_of_several) and not _MONITORS.search(started.text):
-        yield Problem(
-            started.line,
+        what = (
             f"the script ends while {shown(started.name)} runs in the background, and "
-            f"{subject.scheduler.title} then ends the job",
-            "add wait at the end of the script",
-            "warning" if rest else None,
+            f"{subject.scheduler.title} then ends the job"
         )
+        yield Problem(started.line, what, "add wait at the end of the script", "warning" if rest else None)
 
 
 def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
@@ -192,29 +187,17 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         words = command.launched or command.argv
         name = words[0].rpartition("/")[2] if words else ""
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
-        if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
+        if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell"):
             continue
+        given = " ".join(word for word in words[2:8] if word[:1] != "-")
         has_no_input = words[-1] in ("bash", "sh") and "<" not in command.text
-        if has_no_input or not _GPU_PROGRAM.search(command.text) or _NEEDS_NO_GPU.search(command.text):
+        needs_none = has_no_input or _NEEDS_NO_GPU.search(command.text) or _HIDDEN_OPTIONS.match(given)
+        if needs_none or not _GPU_PROGRAM.search(command.text):
             continue
         option = "--gpus all" if name in ("docker", "podman") else "--nv"
-        yield Problem(
-            command.line,
-            f"{plain(name)} {plain(verb)} gives the container no GPUs, unless the site configures it",
-            f"add {option} after {plain(verb)}",
-        )
+        what = f"{plain(name)} {plain(verb)} gives the container no GPUs, unless the site configures it"
+        yield Problem(command.line, what, f"add {option} after {plain(verb)}")
         return
-
-
-def _hides(words: tuple[str, ...]) -> bool:
-    """Returns whether options of a container may be in a variable before the name of the image."""
-    given = [word for word in words[2:8] if not word.startswith("-")]
-    is_image = given[:1] != [] and not re.search(r"[.]sif|[.]simg|[.]img|[:/]", given[0])
-    return (
-        is_image
-        and given[0].startswith("$")
-        and bool(re.search(r"[.]sif|[.]simg|[.]img|[$:/]", given[1] if given[1:] else "$"))
-    )
 
 
 @check("SLURM030", "warning", "the script looks for its own directory")
@@ -286,11 +269,8 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                 or (start.command.name == "srun" and _OF_SRUN.match(word))
                 or (start.command.name in ("mpirun", "mpiexec") and _OF_MPIRUN.fullmatch(word))
             ):
-                yield Problem(
-                    start.command.line,
-                    f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it",
-                    "put it before the program",
-                )
+                what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
+                yield Problem(start.command.line, what, "put it before the program")
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):
@@ -300,11 +280,8 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
             what = f"{start.inner.program} starts Python itself, and opens {shown(python[1])} as its program"
             yield Problem(start.command.line, what, "remove this word")
         for name in start.unknown_options():
-            yield Problem(
-                start.command.line,
-                f"torchrun has no option {shown(name)}",
-                "see torchrun --help, such as --nnodes",
-            )
+            what = f"torchrun has no option {shown(name)}"
+            yield Problem(start.command.line, what, "see torchrun --help, such as --nnodes")
 
 
 @check("RANK022", "note", "files on the first node only")
@@ -337,17 +314,11 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
         is_whole = words[1:2] == ("=",) and (len(words) == 3 or words[0].isupper()) and command.ends != "("
         is_assigned = is_whole and _ASSIGNED.match(script.lines[command.line - 1])
         if is_assigned and is_reached(script.text, command.line):
-            yield Problem(
-                command.line,
-                f"bash does not set {plain(words[0])} here, because there are blanks around =",
-                f"write {plain(words[0])}=VALUE",
-            )
+            what = f"bash does not set {plain(words[0])} here, because there are blanks around ="
+            yield Problem(command.line, what, f"write {plain(words[0])}=VALUE")
         if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
-            yield Problem(
-                command.line,
-                f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails",
-                "write a blank before ]",
-            )
+            what = f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails"
+            yield Problem(command.line, what, "write a blank before ]")
 
 
 @check("JOB031", "warning", "line 0 of a file for the first task of an array")
@@ -356,11 +327,8 @@ def _line_0(subject: Subject) -> Iterator[Problem]:
         return
     for command in subject.script.commands:
         if _LINE_OF_TASK.search(command.text):
-            yield Problem(
-                command.line,
-                "the array begins with task 0, but files begin with line 1",
-                "begin the array with 1, or add 1 to the index",
-            )
+            what = "the array begins with task 0, but files begin with line 1"
+            yield Problem(command.line, what, "begin the array with 1, or add 1 to the index")
             return
 
 

@@ -11,19 +11,7 @@ from ddp_hpc.lint.launch_commands import Start, starts
 
 _RUNTIMES = ("singularity", "apptainer")
 _CLEAN = ("-e", "--cleanenv", "-C", "--containall", "-eC", "-Ce")
-_WITH_VALUE = (
-    "-B",
-    "--bind",
-    "-H",
-    "--home",
-    "-W",
-    "--workdir",
-    "--pwd",
-    "-o",
-    "--overlay",
-    "-S",
-    "--scratch",
-)
+_WITH_VALUE = re.compile("-[BHWoS]|--(?:bind|home|workdir|pwd|overlay|scratch)")
 _MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec)")
 _WITHOUT_QUOTES = re.compile(r"--gpus[= ]+\"?device=[\w-]+(?:,[\w-]+)+\"?(?:\s|$)")
 
@@ -40,9 +28,7 @@ def _container_and_job(subject: Subject) -> Iterator[Problem]:
             what = f"docker takes the comma in {plain(match[0].strip())} for the end of the list"
             yield Problem(line, what, "write --gpus '\"device=0,1\"', with both quotes", "error")
         elif re.search(r"--gpus[= ]+[\"']?all\b", text) and (subject.gpus_per_node or 4) < 4:
-            what = (
-                "the container is not in the cgroup of the job, so --gpus all gives it all GPUs of the node"
-            )
+            what = "the container is not in the job's cgroup, so --gpus all gives it all GPUs of the node"
             yield Problem(line, what, 'write --gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""', "note")
 
 
@@ -57,7 +43,7 @@ def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:
         yield Problem(line, what, f"start {inside[0]} outside, and the container once for each rank")
     verb = next((i for i, word in enumerate(start.words) if word in ("exec", "run")), 0)
     options = takewhile(
-        lambda pair: pair[1][:1] == "-" or pair[0] in _WITH_VALUE, pairwise(start.words[verb:])
+        lambda pair: pair[1][:1] == "-" or _WITH_VALUE.fullmatch(pair[0]), pairwise(start.words[verb:])
     )
     given = [word for _, word in options if word in _CLEAN]
     if given and verb and start.is_launched and (start.num_ranks or 1) > 1 and "--env" not in start.words:

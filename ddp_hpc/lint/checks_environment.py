@@ -1,4 +1,4 @@
-"""Check of the names and values of environment variables that programs and libraries read."""
+"""Checks of the names and values of environment variables that programs and libraries read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain
 from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.lint.placeholders import has_placeholder
 
 # Variables of CUDA, ROCm, OpenMP, NCCL, PyTorch, Hugging Face, MPI and the shell that scripts set most.
 _KNOWN = frozenset(
@@ -41,12 +42,7 @@ _VALUES = (
         "write NAME:VALUE,NAME:VALUE",
     ),
     (_SWITCH, r"(?i:true|yes|on)", "it is read as a number, which this is not", "write 1"),
-    (
-        r"GLOO_SOCKET_IFNAME",
-        r"[\^=].*",
-        "Gloo takes the name of an interface, without ^ or =",
-        "write its name",
-    ),
+    (r"GLOO_SOCKET_IFNAME", r"[\^=].*", "Gloo takes an interface without ^ or =", "write its name"),
     (
         r"(?:NCCL|GLOO|TP)_SOCKET_IFNAME",
         r"\d+\.\d+\.\d+\.\d+|\"?(?:\$\(|`)\s*hostname\b.*",
@@ -75,6 +71,13 @@ _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
 _OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
 # A copy of another search path, which would have no effect under the right name either.
 _COPY_OF_PATH = re.compile(r"\$\{?\w*PATH\}?")
+_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITHUB)_TOKEN")
+_LOGIN = re.compile(
+    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
+)
+_KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
+_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
+_UPPER_CASE = re.compile("[A-Z0-9_]+")
 
 
 @check("JOB035", "warning", "an environment variable with a name or a value that nothing reads")
@@ -115,8 +118,29 @@ def _twice_restricted(script: Script) -> Iterator[Problem]:
     others = [name for name in ("CUDA", "HIP") if found.get(name) == found.get("ROCR")]
     if others and _OF_TASK.fullmatch(found.get("ROCR", "")):
         line = next(c.line for c in script.commands if f"{others[0]}_VISIBLE_DEVICES" in c.text)
-        yield Problem(
-            line,
-            f"ROCR_VISIBLE_DEVICES leaves one GPU, number 0, from which {others[0]}_VISIBLE_DEVICES selects",
-            "set only ROCR_VISIBLE_DEVICES",
-        )
+        what = f"ROCR_VISIBLE_DEVICES leaves only GPU 0, from which {others[0]}_VISIBLE_DEVICES selects"
+        yield Problem(line, what, "set only ROCR_VISIBLE_DEVICES")
+
+
+@check("JOB009", "warning", "a secret in the script")
+def _secrets(subject: Subject) -> Iterator[Problem]:
+    found = [
+        (line, name)
+        for line, name, value in subject.script.assignments
+        if (_SECRET.search(name) and _UPPER_CASE.fullmatch(name)) or _KEY.match(value)
+        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
+    for line, name in found:
+        what = f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it"
+        yield Problem(line, what, "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)")
+
+
+@check("JOB030", "error", "PATH without the directories of the system")
+def _path_replaced(subject: Subject) -> Iterator[Problem]:
+    for line, name, value in subject.script.assignments:
+        is_whole = name == "PATH" and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
+        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
+            what = f"PATH={plain(value)} replaces the directories of commands such as python and srun"
+            yield Problem(line, what, "write PATH=NEW:$PATH")
+            return

@@ -10,7 +10,6 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
-from ddp_hpc.lint.little_memory import needs_little_memory
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
@@ -22,6 +21,9 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH"
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
+_INTERPRETER = re.compile(
+    r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
+)
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
@@ -51,19 +53,15 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
         line = text.count("\n", 0, text.index("\0")) + 1
         yield Problem(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
     elif len(text) >= MAX_CHARS:
-        yield Problem(
-            1, "the script is larger than the 4 MB that Slurm accepts", "move data to separate files"
-        )
+        what = "the script is larger than the 4 MB that Slurm accepts"
+        yield Problem(1, what, "move data to separate files")
 
 
 @check("JOB027", "note", "a template")
 def _template(subject: Subject) -> Iterator[Problem]:
     if template := subject.template:
-        yield Problem(
-            template.line,
-            f"{shown(template.placeholder)} is a placeholder, so this file is a template",
-            "fill it in, and check the result",
-        )
+        what = f"{shown(template.placeholder)} is a placeholder, so this file is a template"
+        yield Problem(template.line, what, "fill it in, and check the result")
 
 
 @check("JOB002", "error", "Windows line endings or byte order mark")
@@ -74,9 +72,8 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
-        yield Problem(
-            line, "the line ends in CR LF, which qsub and sbatch reject", "run: sed -i 's/\\r$//' SCRIPT"
-        )
+        what = "the line ends in CR LF, which qsub and sbatch reject"
+        yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT")
 
 
 @check("JOB004", "error", "directive after the first command")
@@ -140,12 +137,9 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
             or (match[3] != near and match[3].endswith(near))
             or _flags(subject, match.string) & given
         )
-        yield Problem(
-            number,
-            f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-            f"write #{near} at the very beginning of the line, or ##{near} to disable it",
-            "note" if may_be_disabled else None,
-        )
+        what = f"{shown(match[0])} is a comment, so the scheduler ignores the option after it"
+        remedy = f"write #{near} at the very beginning of the line, or ##{near} to disable it"
+        yield Problem(number, what, remedy, "note" if may_be_disabled else None)
 
 
 def _flags(subject: Subject, line: str) -> set[str]:
@@ -194,11 +188,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         if seen.get(name, ",") not in (value, ",") and not is_none:
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
-            yield Problem(
-                line,
-                f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used",
-                _joined(name, seen[name], value),
-            )
+            what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
+            yield Problem(line, what, _joined(name, seen[name], value))
         seen[name] = value
 
 
@@ -222,11 +213,9 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
-            yield Problem(
-                d.line,
-                f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives",
-                "write the literal value, or pass the option to qsub or sbatch on the command line",
-            )
+            what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
+            remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
+            yield Problem(d.line, what, remedy)
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
@@ -239,22 +228,17 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         if d.flag == "--mail-user" and (subject.script.value("--mail-type") or "none").lower() == "none":
             continue  # nobody gets mail
         if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
-            yield Problem(
-                d.line,
-                f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}",
-                "omit the option, as the default name of the log contains the job ID",
-            )
+            what = f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
+            yield Problem(d.line, what, "omit the option, as the default name of the log contains the job ID")
         elif any(d.value.count(first) != d.value.count(last) for first, last in ("<>", "{}")):
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
         elif d.flag == "--job-name" and re.search(r"%[jJAaxu]\b", d.value):
             what = f"Slurm replaces no pattern in --job-name {shown(d.value)}"
             yield Problem(d.line, what, "use patterns only in --output and --error", "note")
         elif (mark := marked_placeholder(d.value)) and not (is_log and reader.expands_log_variables):
-            yield Problem(
-                d.line,
-                f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}",
-                "write the literal value, or pass the option to qsub or sbatch on the command line",
-            )
+            what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+            remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
+            yield Problem(d.line, what, remedy)
 
 
 def _is_free_text(d: Directive) -> bool:
@@ -323,11 +307,8 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
         line, text = subject.walltime
         is_value = "$" not in text and not has_placeholder(text) and line not in subject.placeholder_lines
         if is_value and not subject.scheduler.reader.accepts_walltime(text):
-            yield Problem(
-                line,
-                f"the scheduler does not accept the walltime {shown(text)}",
-                f"write {_WALLTIME_FORM}",
-            )
+            what = f"the scheduler does not accept the walltime {shown(text)}"
+            yield Problem(line, what, f"write {_WALLTIME_FORM}")
 
 
 @check("JOB012", "warning", "an ambiguous walltime")
@@ -336,17 +317,13 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     comment = _comment(subject, line)
     says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)
     if subject.scheduler.reader.bare_walltime_unit_s < 60 and 0 < (whole_number(text) or 0) < 300:
-        yield Problem(
-            line,
-            f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
-            f"write {_WALLTIME_FORM}",
-        )
+        what = f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds"
+        yield Problem(line, what, f"write {_WALLTIME_FORM}")
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
         text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text))
     ):
-        yield Problem(
-            line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00"
-        )
+        what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
+        yield Problem(line, what, f"write {text}:00:00")
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         yield Problem(
             line,
@@ -370,13 +347,12 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         ):
             continue  # another check reports the word after the number
         unit = subject.scheduler.reader.bare_memory_unit
-        # Some users request few megabytes on purpose, but not for a job with a GPU.
+        # Some users request few megabytes on purpose, but not for a job with a GPU or an interpreter.
         limit = 512 if requests_gpus(subject) else 256
         if number and (number < limit or unit == "bytes"):
-            is_small = unit != "bytes" and limit == 256 and needs_little_memory(subject, name, number)
-            yield Problem(
-                line,
-                f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",
-                f"write the unit, such as {plain(name)}=8gb",
-                "note" if is_small else None,
-            )
+            programs = (command.launched or command.argv for command in subject.script.commands)
+            is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
+            is_small = unit != "bytes" and limit == 256 and not is_large
+            what = f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}"
+            remedy = f"write the unit, such as {plain(name)}=8gb"
+            yield Problem(line, what, remedy, "note" if is_small else None)

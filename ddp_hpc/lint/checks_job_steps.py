@@ -40,11 +40,9 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     is_repeated = any(_is_in_loop(subject, command) for command in in_background)
     use_one_node = all(command.option("-n", "--ntasks") == "1" for command in in_background)
     if len(in_background) > ((use_one_node and subject.num_nodes) or 1) or is_repeated:
-        yield Problem(
-            in_background[0].line,
-            "each job step takes all CPUs of its nodes, so the next srun waits until it has ended",
-            "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G",
-        )
+        what = "each job step takes all CPUs of its nodes, so the next srun waits until it has ended"
+        remedy = "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G"
+        yield Problem(in_background[0].line, what, remedy)
 
 
 def _is_in_loop(subject: Subject, command: Command) -> bool:
@@ -65,11 +63,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
         is_misread = re.match(r"-\w[\w-]*=", d.written)  # a long option with one dash
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
-            yield Problem(
-                d.line,
-                f"all tasks of the array write to {shown(d.value)}",
-                "put %a, or %A_%a, into the name",
-            )
+            what = f"all tasks of the array write to {shown(d.value)}"
+            yield Problem(d.line, what, "put %a, or %A_%a, into the name")
 
 
 @check("SLURM027", "warning", "--export without ALL")
@@ -117,19 +112,12 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):
             continue
         if nodes and subject.num_nodes and nodes > subject.num_nodes and not subject.asked_nodes:
-            yield Problem(
-                command.line,
-                f"the job step has {nodes} nodes, and the job has {subject.num_nodes}",
-                f"request --nodes={nodes}",
-                "error",
-            )
+            what = f"the job step has {nodes} nodes, and the job has {subject.num_nodes}"
+            yield Problem(command.line, what, f"request --nodes={nodes}", "error")
         elif tasks and step and step * of_each > tasks * cpus and not is_whole:
-            yield Problem(
-                command.line,
-                f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
-                f"request --ntasks={step}" if step > tasks else "request more CPUs per task",
-                "note",  # the site may assign whole nodes
-            )
+            what = f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}"
+            remedy = f"request --ntasks={step}" if step > tasks else "request more CPUs per task"
+            yield Problem(command.line, what, remedy, "note")  # the site may assign whole nodes
         threads = whole_number(command.option("--threads-per-core")) or 0
         of_job = whole_number(script.value("--threads-per-core"))
         if of_job and threads > of_job:
@@ -149,15 +137,10 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
     given += [(c.line, c.option("--container-image") or "") for c in subject.script.launches("srun")]
     for line, value in given:
         if _IMAGE.fullmatch(value):
-            yield Problem(
-                line,
-                f"Pyxis looks for {shown(value)} in a registry, because it contains no slash",
-                f"write ./{plain(value)}",
-            )
+            what = f"Pyxis looks for {shown(value)} in a registry, because it contains no slash"
+            yield Problem(line, what, f"write ./{plain(value)}")
         elif _REGISTRY.fullmatch(value):
-            what = (
-                f"Pyxis looks for {shown(value)} at Docker Hub, because # separates a registry from the image"
-            )
+            what = f"Pyxis looks for {shown(value)} at Docker Hub, as # separates a registry from the image"
             yield Problem(line, what, f"write {plain(value.replace('/', '#', 1))}")
     for d in subject.script.read():
         if d.flag == "--container-image" and (cut := re.search(r"[= ]([^\s\"'#]+#\S+)", d.text)):

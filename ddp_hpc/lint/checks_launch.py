@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
@@ -45,11 +46,8 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         by = start.command.name
         is_for_job = inner.program in STARTS_ALL_RANKS and not _OF_ONE_NODE.search(start.command.text)
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
-            yield Problem(
-                start.command.line,
-                f"{by} starts {inner.program} {times} times, and each of them starts all ranks",
-                f"start {inner.program} once, without {by}",
-            )
+            what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
+            yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
         elif per_node and per_node > 1 and _starts_ranks_of_node(inner):
             name = "torchrun" if inner.is_torchrun else inner.program
             yield Problem(
@@ -102,9 +100,7 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
     given, rank = start.given("--nnodes"), whole_number(start.given("--node-rank"))
     number = whole_number(given)
     if number and rank is not None and rank >= number:
-        what = (
-            f"torchrun has node rank {rank}, but the ranks of {number} node{'s' * (number > 1)} begin with 0"
-        )
+        what = f"torchrun has node rank {rank}, but the ranks of {counted(number, 'node')} begin with 0"
         remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
         yield Problem(start.command.line, what, remedy)
     is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--node-rank") is None
@@ -173,18 +169,13 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
         if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
-            yield Problem(
-                command.line,
-                f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI",
-                f"request --ntasks={total} instead of --cpus-per-task={cpus}",
-            )
+            what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
+            yield Problem(command.line, what, f"request --ntasks={total} instead of --cpus-per-task={cpus}")
         if total and nodes and per_node and total != nodes * per_node and not is_part:
-            yield Problem(
-                command.line,
-                f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
-                "compute the number of ranks in the script, as nodes x ranks per node",
-                "note" if total < nodes * per_node else None,  # the program may need no more
-            )
+            what = f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}"
+            remedy = "compute the number of ranks in the script, as nodes x ranks per node"
+            # The program may need no more.
+            yield Problem(command.line, what, remedy, "note" if total < nodes * per_node else None)
 
 
 def _without_program(command: Command) -> Command:
@@ -215,28 +206,19 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and "srun" in launched:
-            yield Problem(
-                line,
-                f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks",
-                f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}",
-            )
+            what = f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks"
+            yield Problem(line, what, f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}")
         is_sure = name in subject.script.set_once  # not one of several cases
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus and is_sure:
-            yield Problem(
-                line,
-                f"OMP_NUM_THREADS={threads}, but each rank has {of_rank} CPUs",
-                f"use export OMP_NUM_THREADS={of_rank}",
-            )
+            what = f"OMP_NUM_THREADS={threads}, but each rank has {of_rank} CPUs"
+            yield Problem(line, what, f"use export OMP_NUM_THREADS={of_rank}")
     for start in starts(subject):
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
         if cpus and num_workers >= 2 * cpus:
-            yield Problem(
-                start.command.line,
-                f"{num_workers} workers of DataLoaders share {cpus} CPU{'s' * (cpus > 1)}",
-                f"request more with --cpus-per-task, or use {max(1, cpus // _local_ranks(start))} workers",
-                "note",
-            )
+            what = f"{num_workers} workers of DataLoaders share {counted(cpus, 'CPU')}"
+            remedy = f"request more CPUs, or use {max(1, cpus // _local_ranks(start))} workers"
+            yield Problem(start.command.line, what, remedy, "note")
 
 
 def _local_ranks(start: Start) -> int:
@@ -259,12 +241,8 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
             command.launched and command.launched[1:2] != ("-c",)
         )
         if command.line > traps[0].line and starts_program:
-            yield Problem(
-                command.line,
-                f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs only "
-                "after it ends",
-                "start it in the background and wait for it: ... & wait $!",
-            )
+            what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"
+            yield Problem(command.line, what, "start it in the background and wait for it: ... & wait $!")
 
 
 @check("RANK013", "warning", "only the first node is used")
@@ -283,12 +261,9 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
         if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
-            yield Problem(
-                start.command.line,
-                f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only",
-                "start it with srun, or request one node",
-                "note" if may_spread and is_python else None,
-            )
+            what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
+            remedy = "start it with srun, or request one node"
+            yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
             return
 
 

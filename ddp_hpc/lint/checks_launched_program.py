@@ -126,9 +126,7 @@ def _same_gpu(subject: Subject) -> Iterator[Problem]:
     for start, name, source in programs(subject):
         of_node = start.given("--nproc-per-node") if start.is_torchrun else str(start.ranks_per_node or 1)
         if of_node not in (None, "1") and source.shares_gpu:
-            what = (
-                f"all ranks of a node use its first GPU, because {name} does not choose one by the local rank"
-            )
+            what = f"all ranks of a node use its first GPU, as {name} does not choose one by the local rank"
             remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
             yield Problem(start.command.line, what, remedy)
 

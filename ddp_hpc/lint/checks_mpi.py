@@ -69,9 +69,8 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
             for names, instead in _FOREIGN[title].items():
                 if re.fullmatch(names, word):
                     remedy = f"use {instead}" if instead.startswith("-") else "remove it"
-                    yield Problem(
-                        command.line, f"{command.name} of {title} has no option {plain(word)}", remedy
-                    )
+                    what = f"{command.name} of {title} has no option {plain(word)}"
+                    yield Problem(command.line, what, remedy)
 
 
 def _own_options(command: Command) -> list[str]:
@@ -95,8 +94,5 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)
         if ranks in (1, 2) and not is_bound:
-            yield Problem(
-                command.line,
-                f"Open MPI binds each of up to two ranks to one core, which its {threads} threads share",
-                f"add --map-by slot:PE={threads}, or --bind-to none",
-            )
+            what = f"Open MPI binds each of up to two ranks to one core, which its {threads} threads share"
+            yield Problem(command.line, what, f"add --map-by slot:PE={threads}, or --bind-to none")

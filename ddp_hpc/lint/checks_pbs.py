@@ -69,12 +69,9 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
     differs = any(_DIFFERS_IN_CSH.search(line) for line in script.lines if not line.lstrip().startswith("#"))
     cause = f"the shebang in line {late} is a comment" if late else "the script has no shebang"
-    yield Problem(
-        1,
-        f"{cause}, so PBS runs the script in your login shell",
-        "move it to line 1" if late else "start the script with #!/bin/bash -l",
-        None if late or differs else "note",
-    )
+    what = f"{cause}, so PBS runs the script in your login shell"
+    remedy = "move it to line 1" if late else "start the script with #!/bin/bash -l"
+    yield Problem(1, what, remedy, None if late or differs else "note")
 
 
 @check("PBS002", "error", "a comment after a directive")
@@ -115,21 +112,17 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         is_known = not d.flag or (not d.flag.startswith("--") and d.flag[1:] in _FLAGS)
         if not is_known and d not in of_torque and not has_placeholder(d.text):
-            yield Problem(
-                d.line,
-                f"{shown(d.flag)} is not a qsub option",
-                "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)",
-            )
+            what = f"{shown(d.flag)} is not a qsub option"
+            remedy = "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)"
+            yield Problem(d.line, what, remedy)
 
 
 @check("PBS020", "note", "options of Torque")
 def _another_pbs(subject: Subject) -> Iterator[Problem]:
     for d in _options_of_torque(subject)[:1]:
-        yield Problem(
-            d.line,
-            f"{shown(d.flag)} is an option of Torque, which OpenPBS and PBS Professional reject",
-            "no change is needed on a machine with this scheduler; with OpenPBS, see qsub(1)",
-        )
+        what = f"{shown(d.flag)} is an option of Torque, which OpenPBS and PBS Professional reject"
+        remedy = "no change is needed on a machine with this scheduler; with OpenPBS, see qsub(1)"
+        yield Problem(d.line, what, remedy)
 
 
 @check("PBS004", "error", "whitespace in the value of a directive")
@@ -171,9 +164,8 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
                 d.line, what, "write ngpus in a chunk of select, or :gpus= after ppn in Torque", "note"
             )
         if name == "ppn":
-            yield Problem(
-                d.line, "ppn is a part of nodes, not a resource", f"write -l nodes=NUMBER:ppn={plain(value)}"
-            )
+            what = "ppn is a part of nodes, not a resource"
+            yield Problem(d.line, what, f"write -l nodes=NUMBER:ppn={plain(value)}")
             continue
         for part in value.split(":")[1:] if name == "nodes" else ():
             if re.match(r"(?:mem|pmem|vmem|walltime)=", part):
@@ -202,12 +194,9 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         directory = missing_directory(path, subject.directory)
         if directory and directory_of(path) not in created:
             then = "with -k doe PBS holds the job" if is_early else "PBS cannot copy the log to it"
-            yield Problem(
-                d.line,
-                f"the log directory {shown(directory)} does not exist, so {then}",
-                f"create it before submitting: mkdir -p {shown(directory)}",
-                None if is_early else "note",
-            )
+            what = f"the log directory {shown(directory)} does not exist, so {then}"
+            remedy = f"create it before submitting: mkdir -p {shown(directory)}"
+            yield Problem(d.line, what, remedy, None if is_early else "note")
 
 
 @check("PBS012", "warning", "nodes counted as lines of PBS_NODEFILE")
@@ -221,12 +210,11 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
             and not re.search(r"\bsort\b|\buniq\b|\bawk\b", value)
             and re.search("node|host", name, re.IGNORECASE)
         ):
-            yield Problem(
-                line,
+            what = (
                 f"{name} counts lines, but PBS_NODEFILE has {subject.ranks_per_node} lines per node "
-                "(mpiprocs)",
-                f'use {name}=$(sort -u "$PBS_NODEFILE" | wc -l)',
+                "(mpiprocs)"
             )
+            yield Problem(line, what, f'use {name}=$(sort -u "$PBS_NODEFILE" | wc -l)')
 
 
 @check("PBS014", "note", "the long TMPDIR that PBS sets")
@@ -237,12 +225,11 @@ def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
         return
     for start, name, source in programs(subject):
         if imported := source.files.packages_elsewhere & {"torch", "multiprocessing"}:
-            yield Problem(
-                start.command.line,
+            what = (
                 f"{name} imports {min(imported)}, and PBS sets a long TMPDIR, so with a long job ID, worker "
-                'processes can fail with "AF_UNIX path too long"',
-                "add export TMPDIR=/tmp",
+                'processes can fail with "AF_UNIX path too long"'
             )
+            yield Problem(start.command.line, what, "add export TMPDIR=/tmp")
             return
 
 
@@ -254,11 +241,8 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
     if not moves and not in_place and (line := _line_of_relative_program(subject)):
-        yield Problem(
-            line,
-            "PBS starts a job in the home directory, not where qsub was called",
-            'add cd "$PBS_O_WORKDIR"',
-        )
+        what = "PBS starts a job in the home directory, not where qsub was called"
+        yield Problem(line, what, 'add cd "$PBS_O_WORKDIR"')
 
 
 def _line_of_relative_program(subject: Subject) -> int | None:
@@ -320,11 +304,8 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                     yield Problem(d.line, f"PBS rejects {inside} twice in a chunk", "remove one of them")
             for part in re.split("[:+]", value):
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
-                    yield Problem(
-                        d.line,
-                        f"{inside} is a resource of the job, so PBS rejects it in select",
-                        f"request it separately: -l {shown(part)[1:-1]}",
-                    )
+                    what = f"{inside} is a resource of the job, so PBS rejects it in select"
+                    yield Problem(d.line, what, f"request it separately: -l {shown(part)[1:-1]}")
         elif name in ("nodes", *_OF_CHUNKS) and any(
             other in ("select", "place") for _, other, _ in resources
         ):
@@ -348,13 +329,11 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             and _is_for_openpbs(subject)
             and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII)
         ):
-            yield Problem(
-                d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + ."
-            )
+            what = f"qsub rejects the name {shown(d.value)}"
+            yield Problem(d.line, what, "use letters, digits and - _ + .")
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
-            yield Problem(
-                d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10"
-            )
+            what = f"qsub rejects the range {shown(d.value)}"
+            yield Problem(d.line, what, "use FIRST-LAST, such as -J 1-10")
         for values, remedy in [_VALUES[d.flag]] if d.flag in _VALUES and d.value and is_value else []:
             if not re.fullmatch(values, d.value):
                 yield Problem(d.line, f"qsub has no value {shown(d.value)} for {d.flag}", remedy)

@@ -20,19 +20,7 @@ _THREADS = re.compile(
     r"trinity --CPU|\S+ --?(?:num-?threads?|n?threads?|cpus?|num-cpus|ncpus|n-?cores|runThreadN))(\d*)"
 )
 # Programs whose numbers are those of other jobs or other machines.
-_ELSEWHERE = {
-    "snakemake",
-    "nextflow",
-    "sbatch",
-    "qsub",
-    "ray",
-    "dask",
-    "ssh",
-    "docker",
-    "podman",
-    "echo",
-    "printf",
-}
+_ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
 _OF_LSF = ("jsrun", "bsub")
 _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
 
@@ -40,8 +28,7 @@ _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?
 @check("JOB037", "warning", "a program that would use more than the job has")
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     cpus, gpus = _num_cpus(subject), subject.gpus_per_node
-    total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2]) or 0
-    total = total or (gpus or 0) * (subject.num_nodes or 1)
+    total = subject.total_gpus or (gpus or 0) * (subject.num_nodes or 1)
     for start in starts(subject) if not subject.placeholder_lines else ():
         line, name = start.command.line, start.program.lower()
         parts = [start.given(f"--{one}-parallel-size") for one in ("tensor", "pipeline")]
@@ -53,7 +40,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if of_node and gpus and of_node > gpus:
             what = f"deepspeed --num_gpus={of_node} is the number for each node, and a node has {gpus}"
             yield Problem(line, what, f"use --num_gpus={gpus}", "error")
-        is_here = name[:1] != "-" and {name, start.command.name}.isdisjoint(_ELSEWHERE)
+        is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
         options = start.options if cpus and is_here else {}
         for option in options if name not in LAUNCH_COMMANDS else ():
             match = _THREADS.fullmatch(f"{name} {option}")

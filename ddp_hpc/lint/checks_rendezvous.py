@@ -51,38 +51,23 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     ports += [(line, port) for line, port in given if whole_number(port)]
     for line, port in ports:
         if int(port) > _LAST_PORT:
-            yield Problem(
-                line,
-                f"{port} is not a port, as the last one is {_LAST_PORT}",
-                "use a smaller number",
-                "error",
-            )
+            what = f"{port} is not a port, as the last one is {_LAST_PORT}"
+            yield Problem(line, what, "use a smaller number", "error")
     ports = [(line, port) for line, port in ports if int(port) <= _LAST_PORT]
     in_background = [start for start in runs if start.command.ends == "&"]
     of_each = [s.given("--master-port") or s.given("--rdzv-endpoint") or "29500" for s in in_background]
     for start, port in zip(in_background[1:], of_each[1:], strict=False):
         if (subject.num_nodes or 1) < 2 and "$" not in port and of_each.count(port) > 1:
-            yield Problem(
-                start.command.line,
-                f"several torchrun run at the same time, and only one can open the port {plain(port)}",
-                "use torchrun --standalone, or give each another --master-port",
-                "error",
-            )
+            what = f"several torchrun run at the same time, and only one can open the port {plain(port)}"
+            remedy = "use torchrun --standalone, or give each another --master-port"
+            yield Problem(start.command.line, what, remedy, "error")
             return
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
-    # Without the number of GPUs of a node, the job may have the whole node.
-    is_known = subject.site is not None and subject.site.node.devices > 0
-    # One process with one GPU may need no port.
-    is_one = subject.gpus_per_node == 1 == (subject.num_nodes or 1) and (subject.ranks_per_node or 1) == 1
-    may_be_unused = is_one and not re.search(r"torch\.distributed|torchrun", script.text)
     for value, line in {value: line for line, value in reversed(ports)}.items():
-        yield Problem(
-            line,
-            f"port {value} is the same for every job, so a second job or step on the node cannot open it",
-            "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
-            "warning" if is_known and not may_be_unused else None,
-        )
+        what = f"port {value} is the same for every job, so a second job or step on the node cannot open it"
+        remedy = "derive the port from the job id, or omit it, as ddp-hpc finds a free one"
+        yield Problem(line, what, remedy)
 
 
 def _is_used(script: Script, is_read: bool) -> bool:
@@ -149,11 +134,9 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
         for name in dict.fromkeys(_OF_A_TASK.findall(text)):
             several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
             if several and several > 1:
-                yield Problem(
-                    command.line,
-                    f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0",
-                    f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes",
-                )
+                what = f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0"
+                remedy = f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes"
+                yield Problem(command.line, what, remedy)
 
 
 @check("RANK011", "error", "the same rank for all tasks")
@@ -170,22 +153,17 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         wrong = _WRONG_ID.search(single_quoted(start.command.text)) if start.is_launched else None
         if wrong and (start.num_nodes or 1) > 1 and (start.ranks_per_node or 1) > 1:
-            yield Problem(
-                start.command.line,
-                f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others",
-                "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID",
-            )
+            what = f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others"
+            yield Problem(start.command.line, what, "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID")
     for start in starts(subject):
         inner = start.inner
         options = inner.options if inner.is_torchrun or inner.program == "accelerate" else {}
         given = options.get("--node-rank", options.get("--machine-rank"))
         is_static = options.get("--rdzv-backend", "static") == "static" and options.get("--nnodes") != "1"
         if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
-            yield Problem(
-                start.command.line,
-                f"all {start.num_nodes} nodes get the node rank {given}",
-                "use srun bash -c '... --node_rank=$SLURM_NODEID ...', or --rdzv-backend=c10d",
-            )
+            what = f"all {start.num_nodes} nodes get the node rank {given}"
+            remedy = "use srun bash -c '... --node_rank=$SLURM_NODEID ...', or --rdzv-backend=c10d"
+            yield Problem(start.command.line, what, remedy)
     launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
     if not launched:
         return
@@ -199,21 +177,13 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
             whole_number(value) is not None or _OF_A_TASK.fullmatch(value.rstrip("}"))
         )
         if is_rank:
-            yield Problem(
-                line,
-                f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks",
-                "let each task set it from SLURM_PROCID or SLURM_LOCALID",
-                severity,
-            )
+            what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
+            yield Problem(line, what, "let each task set it from SLURM_PROCID or SLURM_LOCALID", severity)
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
         if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total, of_gpus):
-            yield Problem(
-                line,
-                f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
-                "use export WORLD_SIZE=$SLURM_NTASKS",
-                severity,
-            )
+            what = f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks"
+            yield Problem(line, what, "use export WORLD_SIZE=$SLURM_NTASKS", severity)
 
 
 @check("RANK012", "error", "each task uses its own host as MASTER_ADDR")
@@ -225,11 +195,8 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
             continue
         in_task = single_quoted(start.command.text)
         if _PORT_OF_TASK.search(in_task):
-            yield Problem(
-                start.command.line,
-                "each task chooses another port or rendezvous id, so the ranks cannot connect",
-                "set it before srun, and export it",
-            )
+            what = "each task chooses another port or rendezvous id, so the ranks cannot connect"
+            yield Problem(start.command.line, what, "set it before srun, and export it")
         endpoint = _ENDPOINT.search(in_task)
         if _HOSTNAME.search(in_task) or (endpoint and _HOSTNAME.match(f"MASTER_ADDR={endpoint[1]}")):
             yield Problem(
@@ -268,9 +235,5 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, "add --main_process_ip FIRST_NODE", "warning")
         total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node
         if total and gpus and total == gpus:
-            yield Problem(
-                start.command.line,
-                f"--num_processes {total} is for all {num_machines} machines together, not for each",
-                f"use --num_processes {num_machines * gpus}",
-                "warning",
-            )
+            what = f"--num_processes {total} is for all {num_machines} machines together, not for each"
+            yield Problem(start.command.line, what, f"use --num_processes {num_machines * gpus}", "warning")

@@ -130,12 +130,8 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
             yield Problem(d.line, what, "give it a value")
         elif d.flag == "--gres" and not d.value and not d.fault:
-            yield Problem(
-                d.line,
-                "--gres is empty, which Slurm rejects since 21.08",
-                "name a resource, or remove it",
-                "warning",
-            )
+            what = "--gres is empty, which Slurm rejects since 21.08"
+            yield Problem(d.line, what, "name a resource, or remove it", "warning")
         elif d.fault == "no value":
             yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
         elif d.fault == "extra value":
@@ -206,18 +202,14 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         if "\\ " in subject.script.lines[d.line - 1]:
             # Since 24.05, a backslash protects a blank.
             if not (version and is_between(version, "24.05", "")):
-                yield Problem(
-                    d.line,
-                    f"before Slurm 24.05, sbatch does not read the backslash as part of {shown(d.value)}",
-                    "quote a value that contains blanks",
-                    None if version else "warning",
-                )
+                what = f"before Slurm 24.05, sbatch does not read the backslash as part of {shown(d.value)}"
+                remedy = "quote a value that contains blanks"
+                yield Problem(d.line, what, remedy, None if version else "warning")
         elif d.fault == "unclosed":
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
         elif d.fault == "colon":
-            yield Problem(
-                d.line, f"sbatch rejects a word that begins with a colon: {shown(d.text)}", "remove it"
-            )
+            what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
+            yield Problem(d.line, what, "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT:
             what = f"blanks around = end the value of {before.flag}, so sbatch rejects {shown(d.value)}"
             yield Problem(d.line, what, f"write {before.flag}={plain(d.value)}")
@@ -243,11 +235,9 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"{shown(d.value)} is not an address, as it has no @", "write NAME@HOST")
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):
-            yield Problem(
-                d.line,
-                f"sbatch ignores {shown(','.join(unknown))} in --mail-type",
-                "use the types of sbatch(1) without blanks, such as END,FAIL,TIME_LIMIT",
-            )
+            what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
+            remedy = "use the types of sbatch(1) without blanks, such as END,FAIL,TIME_LIMIT"
+            yield Problem(d.line, what, remedy)
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")
@@ -329,8 +319,5 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
     for line, word in bsub or pbs:
         if not word.startswith("-") or word[1:2] not in letters:
-            yield Problem(
-                line,
-                f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them",
-                "remove the line, or use sbatch --ignore-pbs",
-            )
+            what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
+            yield Problem(line, what, "remove the line, or use sbatch --ignore-pbs")

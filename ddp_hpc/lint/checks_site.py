@@ -49,11 +49,9 @@ def _own_script(subject: Subject) -> Script | None:
 def _other_scheduler(subject: Subject) -> Iterator[Problem]:
     site, script = subject.site, subject.script
     if site and script.scheduler and not is_same_scheduler(site, script.scheduler):
-        yield Problem(
-            script.read()[0].line if script.read() else 1,
-            f"the directives are for {script.scheduler}, but {site.title} uses {site.scheduler}",
-            "choose another --profile, or render the job for this site",
-        )
+        what = f"the directives are for {script.scheduler}, but {site.title} uses {site.scheduler}"
+        remedy = "choose another --profile, or render the job for this site"
+        yield Problem(script.read()[0].line if script.read() else 1, what, remedy)
 
 
 @check("SITE002", "warning", "no account")
@@ -62,11 +60,9 @@ def _no_account(subject: Subject) -> Iterator[Problem]:
     if site is None or not site.account.required:
         return
     if not subject.scheduler.reader.names_account(subject.script):
-        yield Problem(
-            1,
-            f"{site.title} requires an account, but the script does not set one",
-            f"add {site.account.option or 'it'} to the directives, or pass it on the command line",
-        )
+        what = f"{site.title} requires an account, but the script does not set one"
+        remedy = f"add {site.account.option or 'it'} to the directives, or pass it on the command line"
+        yield Problem(1, what, remedy)
 
 
 @check("SITE003", "error", "no file systems requested")
@@ -77,11 +73,8 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
     requested = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
         if name == subject.site.pbs.filesystems_resource and name not in requested:
-            yield Problem(
-                1,
-                f"{subject.site.title} rejects jobs that do not list their file systems",
-                f"add #PBS -l {name}={value}",
-            )
+            what = f"{subject.site.title} rejects jobs that do not list their file systems"
+            yield Problem(1, what, f"add #PBS -l {name}={value}")
 
 
 @check("SITE004", "warning", "no GPUs requested")
@@ -93,11 +86,8 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     if features is not None and "gpu" not in features and "gpu" in (own.value("--constraint") or ""):
         return  # a job for nodes without GPUs
     if gpus := _asks_for_gpus(own):
-        yield Problem(
-            1,
-            f"the script requests no GPUs, and {subject.site.title} allocates only requested GPUs",
-            f"add {gpus}",
-        )
+        what = f"the script requests no GPUs, and {subject.site.title} allocates only requested GPUs"
+        yield Problem(1, what, f"add {gpus}")
 
 
 def _asks_for_gpus(script: Script) -> str:
@@ -153,12 +143,11 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
             f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
         )
     elif named := [qos for qos in dict.fromkeys(beside) if qos]:
-        yield Problem(
-            subject.line_of("--qos"),
+        what = (
             f"{site.title} had no QOS {shown(subject.qos)} for {plain(queue)} when the profile was checked "
-            f"on {site.checked}{nearest(subject.qos[:80], named)}",
-            f"use one of {', '.join(named)}, or omit --qos",
+            f"on {site.checked}{nearest(subject.qos[:80], named)}"
         )
+        yield Problem(subject.line_of("--qos"), what, f"use one of {', '.join(named)}, or omit --qos")
 
 
 def _line_of_request(subject: Subject) -> int:
@@ -172,11 +161,8 @@ def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
     if nodes and entries and not any(entry.takes_nodes(nodes) for entry in entries):
         least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
         limits = f"{least} to {most}" if most else f"{least} or more"
-        yield Problem(
-            _line_of_request(subject),
-            f"{nodes} nodes are requested, but {_limited_by(subject)} accepts {limits}",
-            "choose another queue, or another number of nodes",
-        )
+        what = f"{nodes} nodes are requested, but {_limited_by(subject)} accepts {limits}"
+        yield Problem(_line_of_request(subject), what, "choose another queue, or another number of nodes")
 
 
 @check("SITE007", "warning", "a longer walltime than the queue allows")
@@ -204,19 +190,15 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
         return  # the nodes of a queue that is not in the profile may be larger
     gpus, devices = subject.gpus_per_node, site.node.devices
     if gpus and gpus > devices and (devices or site.node.cpu_only):
-        yield Problem(
-            subject.line_of("--gpus-per-node", "--gres", "select"),
-            f"{gpus} GPUs per node are requested, but {site.title} has {devices or 'none'}",
-            f"request {devices} per node, and more nodes" if devices else "request no GPUs",
-        )
+        what = f"{gpus} GPUs per node are requested, but {site.title} has {devices or 'none'}"
+        remedy = f"request {devices} per node, and more nodes" if devices else "request no GPUs"
+        yield Problem(subject.line_of("--gpus-per-node", "--gres", "select"), what, remedy)
     threads = site.node.threads or site.node.cores
     per_task, tasks = whole_number(script.value("--cpus-per-task")), subject.ranks_per_node
     if threads and per_task and tasks and per_task * tasks > threads:
-        yield Problem(
-            subject.line_of("--cpus-per-task"),
-            f"{tasks} tasks x {per_task} CPUs are requested per node, but {site.title} has {threads}",
-            f"use --cpus-per-task={max(1, threads // tasks)}",
-        )
+        what = f"{tasks} tasks x {per_task} CPUs are requested per node, but {site.title} has {threads}"
+        remedy = f"use --cpus-per-task={max(1, threads // tasks)}"
+        yield Problem(subject.line_of("--cpus-per-task"), what, remedy)
     for command in script.launches("mpiexec") if site.launch.dialect == "pals" else ():
         given = [command.option("--ppn", "-ppn"), command.option("--depth", "-d")]
         ranks, depth = (whole_number(subject.value_of(value or "")) or 0 for value in given)
@@ -279,12 +261,11 @@ def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
     limits_s = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
     walltime_s, least_s = subject.walltime_s or 0, min(limits_s, default=0)
     if subject.walltime and 0 < walltime_s < least_s:
-        yield Problem(
-            subject.walltime[0],
+        what = (
             f"{format_walltime(walltime_s)} is requested, but {_limited_by(subject)} "
-            f"requires {format_walltime(least_s)} or more",
-            f"request at least {format_walltime(least_s)}",
+            f"requires {format_walltime(least_s)} or more"
         )
+        yield Problem(subject.walltime[0], what, f"request at least {format_walltime(least_s)}")
 
 
 @check("SITE013", "warning", "more GPUs than the queue allows")
@@ -292,11 +273,8 @@ def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
     nodes, gpus = _nodes(subject), subject.gpus_per_node
     most = [entry.max_devices for entry in _entries(subject)]
     if nodes and gpus and most and all(most) and nodes * gpus > max(most):
-        yield Problem(
-            _line_of_request(subject),
-            f"{nodes * gpus} GPUs are requested in total, but {_limited_by(subject)} allows {max(most)}",
-            "choose another queue, or fewer nodes",
-        )
+        what = f"{nodes * gpus} GPUs are requested in total, but {_limited_by(subject)} allows {max(most)}"
+        yield Problem(_line_of_request(subject), what, "choose another queue, or fewer nodes")
 
 
 @check("SITE014", "warning", "local ranks on cores that are not next to their GPUs")
@@ -311,12 +289,11 @@ def _other_core_order(subject: Subject) -> Iterator[Problem]:
         bound = cores.split(":")
         if kind == "list" and bound != expected[: len(bound)] and set(bound) <= set(expected):
             site = subject.site
-            yield Problem(
-                command.line,
+            what = (
                 f"local rank 0 is bound to cores {plain(bound[0])}, but on {site.title if site else ''} "
-                f"the cores next to the first GPU are {expected[0]}",
-                f"use --cpu-bind list:{':'.join(expected[: len(bound)])}",
+                f"the cores next to the first GPU are {expected[0]}"
             )
+            yield Problem(command.line, what, f"use --cpu-bind list:{':'.join(expected[: len(bound)])}")
 
 
 @check("SITE015", "warning", "the other nodes get the GPU UUIDs of the first node")
@@ -330,9 +307,8 @@ def _gpus_of_first_node(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.launches("mpiexec", "mpirun"):
         # ddp-hpc's own programs recognize the UUIDs of another node.
         if command.launched and "ddp_hpc" not in command.text:
-            yield Problem(
-                command.line,
+            what = (
                 f"on {site.title}, {_VISIBLE} has the UUIDs of the node's GPUs, but {command.name} passes on "
-                "those of the first node, so the ranks on other nodes see no GPU",
-                f"add `unset {_VISIBLE}` before {command.name}",
+                "those of the first node, so the ranks on other nodes see no GPU"
             )
+            yield Problem(command.line, what, f"add `unset {_VISIBLE}` before {command.name}")

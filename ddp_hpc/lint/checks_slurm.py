@@ -40,12 +40,11 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     lines = lines if steps and _shares_nodes(subject) else []
     lines += [c.line for c in steps if c.option("--gpus-per-task") is not None]
     for line in lines:
-        yield Problem(
-            line,
+        what = (
             "--gpus-per-task binds each task to its own GPU: NCCL cannot access the other GPUs' memory, and "
-            "cuda:LOCAL_RANK does not exist",
-            "use --gpus-per-node, or add --gpu-bind=none to srun",
+            "cuda:LOCAL_RANK does not exist"
         )
+        yield Problem(line, what, "use --gpus-per-node, or add --gpu-bind=none to srun")
 
 
 @check("SLURM006", "note", "--gpu-bind hides the other GPUs")
@@ -57,12 +56,11 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     options += [(c.line, c.option("--gpu-bind") or "") for c in steps]
     for line, value in options:
         if _HIDES_PEERS.fullmatch(value):
-            yield Problem(
-                line,
+            what = (
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
-                "others directly",
-                "omit it, or use --gpu-bind=none",
+                "others directly"
             )
+            yield Problem(line, what, "omit it, or use --gpu-bind=none")
 
 
 def _many_tasks(subject: Subject) -> bool:
@@ -112,20 +110,15 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     pythons = [c for c in commands if re.fullmatch(r"python[0-9.]*|torchrun|accelerate", c.name)]
     others = re.compile(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ")
     if pythons and not any(others.search(c.text) for c in commands):
-        yield Problem(
-            subject.line_of("--signal"),
-            f"--signal={plain(signal)} goes to job steps, but line {pythons[-1].line} does not use srun",
-            "put srun in front of the program",
-        )
+        what = f"--signal={plain(signal)} goes to job steps, but line {pythons[-1].line} does not use srun"
+        yield Problem(subject.line_of("--signal"), what, "put srun in front of the program")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
         trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]
         if command.name == "trap" and name.upper() in trapped:
-            yield Problem(
-                subject.line_of("--signal"),
-                f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}",
-                f"use --signal=B:{plain(signal)}, start the launcher in the background and wait for it",
-            )
+            what = f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}"
+            remedy = f"use --signal=B:{plain(signal)}, start the launcher in the background and wait for it"
+            yield Problem(subject.line_of("--signal"), what, remedy)
             return
 
 
@@ -140,12 +133,9 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     # A file that the script reads may set the trap.
     reads_file = any(c.name in ("source", ".") and not _SETS_NO_TRAP.search(c.text) for c in commands)
     if "B:" in signal and not is_other and not is_trapped:
-        yield Problem(
-            subject.line_of("--signal"),
-            f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and is killed",
-            "remove B: to send the signal to the ranks, or set a trap",
-            "note" if reads_file else None,
-        )
+        what = f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and dies"
+        remedy = "remove B: to send the signal to the ranks, or set a trap"
+        yield Problem(subject.line_of("--signal"), what, remedy, "note" if reads_file else None)
 
 
 @check("SLURM010", "warning", "a requeued job overwrites its log")
@@ -172,12 +162,11 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
         if command.option("--jobid") is not None or _HARMLESS.search(command.text):
             continue  # a step of another job, or one that may be repeated
         if per_node and job and per_node < job and command.option("-n", "--ntasks") is None:
-            yield Problem(
-                command.line,
+            what = (
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
-                "per node",
-                "give srun --nodes, --ntasks and --ntasks-per-node together",
+                "per node"
             )
+            yield Problem(command.line, what, "give srun --nodes, --ntasks and --ntasks-per-node together")
 
 
 @check("SLURM012", "warning", "several tasks, but no launcher")
@@ -237,11 +226,8 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
         what = f"--ntasks={tasks} reduces --nodes={requested} to {tasks}, as each node needs a task"
         yield Problem(subject.line_of("--ntasks"), what, f"request at least {requested} tasks")
     elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
-        yield Problem(
-            subject.line_of("--ntasks"),
-            f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum",
-            "omit one of them",
-        )
+        what = f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum"
+        yield Problem(subject.line_of("--ntasks"), what, "omit one of them")
 
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
@@ -253,12 +239,11 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
         given = command.option("--kill-on-bad-exit") is not None or "--kill-on-bad-exit" in command.own_words
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
         if starts.startswith("python") and not (bare or given):
-            yield Problem(
-                command.line,
+            what = (
                 "srun does not terminate the other ranks if one dies, so they wait until a timeout or "
-                "the walltime",
-                "use srun --kill-on-bad-exit=1",
+                "the walltime"
             )
+            yield Problem(command.line, what, "use srun --kill-on-bad-exit=1")
 
 
 @check("SLURM024", "error", "GPUs of a job step with --gres and --gpus-per-node")
@@ -271,9 +256,6 @@ def _two_ways_to_gpus_of_a_step(subject: Subject) -> Iterator[Problem]:
         of_step = command.option("--gpus-per-node")
         if GPUS_IN_GRES.search(command.option("--gres") or "") and (of_job or of_step) is not None:
             whose = "srun's --gpus-per-node" if of_step is not None else "the --gpus-per-node of the job"
-            yield Problem(
-                command.line,
-                f"srun rejects --gres=gpu with {whose}, since Slurm {GPUS_TWICE_SINCE}",
-                "remove --gres from srun, or use --gpus-per-node there too",
-                None if version else "note",
-            )
+            what = f"srun rejects --gres=gpu with {whose}, since Slurm {GPUS_TWICE_SINCE}"
+            remedy = "remove --gres from srun, or use --gpus-per-node there too"
+            yield Problem(command.line, what, remedy, None if version else "note")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -54,13 +53,6 @@ _LIST_AS_HOST = re.compile(
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
-_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITHUB)_TOKEN")
-_LOGIN = re.compile(
-    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
-)
-_KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
-_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
-_UPPER_CASE = re.compile("[A-Z0-9_]+")
 
 
 @check("JOB022", "warning", "a variable that is not set in the job")
@@ -103,9 +95,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, f"use a variable of {scheduler.title}", severity)
             break
         elif name in unknown and name.startswith("SLURM_"):
-            yield Problem(
-                line, f"Slurm does not set {plain(name)}", "use a variable of sbatch(1), or set it", "note"
-            )
+            what = f"Slurm does not set {plain(name)}"
+            yield Problem(line, what, "use a variable of sbatch(1), or set it", "note")
     yield from _unset_arrays(script)
     yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
@@ -162,24 +153,19 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
     """Yields the first use of each array that the script never sets. No array comes from the environment."""
     if _MAY_SET.search(script.text):
         return
-    reported = {
-        "BASH_SOURCE",
-        "PIPESTATUS",
-        "FUNCNAME",
-        "BASH_LINENO",
-        "BASH_REMATCH",
-        "DIRSTACK",
-        "BASH_VERSINFO",
-    }
+    reported = {"PIPESTATUS", "FUNCNAME", "DIRSTACK"}
     for command in script.commands:
         for name in _ARRAY_READ.findall(expanded_in_shell(command.text)):
-            if name not in reported and not re.search(
-                rf"(?<![\w$])(?:{name}(?:\[[^]]*\])?\+?=|(?:for|read)\b[^\n]*\b{name}\b)", script.text
+            if (
+                name not in reported
+                and not name.startswith("BASH_")
+                and not re.search(
+                    rf"(?<![\w$])(?:{name}(?:\[[^]]*\])?\+?=|(?:for|read)\b[^\n]*\b{name}\b)", script.text
+                )
             ):
                 reported.add(name)
-                yield Problem(
-                    command.line, f"the script never sets the array {plain(name)}", f"set {name}=(...)"
-                )
+                what = f"the script never sets the array {plain(name)}"
+                yield Problem(command.line, what, f"set {name}=(...)")
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
@@ -267,13 +253,11 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         )
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
         if ranks > len(devices) and is_for_this:
-            yield Problem(
-                line,
+            what = (
                 f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
-                f"the {ranks} ranks of a node that line {first} starts",
-                "remove it, as the scheduler sets it",
-                "error",
+                f"the {ranks} ranks of a node that line {first} starts"
             )
+            yield Problem(line, what, "remove it, as the scheduler sets it", "error")
         elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
             yield Problem(
                 line,
@@ -329,12 +313,8 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         match = _ONE_ELEMENT.fullmatch(text)
         nodes = values.get(match[3], "") if match and match[3] else match and match[2]
         if match and nodes and _NODE_LIST.fullmatch(nodes) and last_read.get(match[1], 0) > number:
-            yield Problem(
-                number,
-                f"the quotes make one element of {match[1]}, which contains the names of all nodes",
-                f"write {match[1]}=({plain(match[2])}), without quotes",
-                "warning",
-            )
+            what = f"the quotes make one element of {match[1]}, which contains the names of all nodes"
+            yield Problem(number, what, f"write {match[1]}=({plain(match[2])}), without quotes", "warning")
 
 
 @check("RANK019", "warning", "a variable that is not exported")
@@ -359,16 +339,12 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
         is_needed = is_needed and (name, subject.scheduler.name) != ("OMP_NUM_THREADS", "pbs")
         if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
             continue
+        # Programs may get the address in another way, or need none.
         if name in exported or (name.startswith("MASTER_") and not has_ranks):
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
-            yield Problem(
-                line,
-                f"{name} is set, but programs do not get it, as it is not exported",
-                f"write export {name}=",
-                # The program may get the address in another way, or need none.
-                "note" if name.startswith("MASTER_") else None,
-            )
+            what = f"{name} is set, but programs do not get it, as it is not exported"
+            yield Problem(line, what, f"write export {name}=", "note" if name.startswith("MASTER_") else None)
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)
 
@@ -393,33 +369,3 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
             ):
                 what = f"{name} is empty in the tasks of {start.command.name}, as it is not exported"
                 yield Problem(values[name], what, f"write export {name}=")
-
-
-@check("JOB009", "warning", "a secret in the script")
-def _secrets(subject: Subject) -> Iterator[Problem]:
-    found = [
-        (line, name)
-        for line, name, value in subject.script.assignments
-        if (_SECRET.search(name) and _UPPER_CASE.fullmatch(name)) or _KEY.match(value)
-        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
-    ]
-    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
-    for line, name in found:
-        yield Problem(
-            line,
-            f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it",
-            "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)",
-        )
-
-
-@check("JOB030", "error", "PATH without the directories of the system")
-def _path_replaced(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.script.assignments:
-        is_whole = name == "PATH" and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
-        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
-            yield Problem(
-                line,
-                f"PATH={plain(value)} replaces the directories of commands such as python and srun",
-                "write PATH=NEW:$PATH",
-            )
-            return

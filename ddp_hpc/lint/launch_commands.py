@@ -310,9 +310,10 @@ def _gpus_of_tasks(subject: Subject) -> int:
     of_task = whole_number((script.value("--gpus-per-task") or "").rpartition(":")[2])
     if of_task and subject.ranks_per_node:
         return of_task * subject.ranks_per_node
-    total = whole_number((script.value("--gpus") or "").rpartition(":")[2]) or 0
     totals = [whole_number(value) for _, name, value in script.resources() if name == "ngpus"]
-    return (total or next((number for number in totals if number), 0)) // (subject.num_nodes or 1)
+    return (subject.total_gpus or next((number for number in totals if number), 0)) // (
+        subject.num_nodes or 1
+    )
 
 
 def requests_gpus(subject: Subject) -> bool:
