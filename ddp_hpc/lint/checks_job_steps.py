@@ -140,10 +140,11 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
             what = f"Pyxis looks for {shown(value)} in a registry, because it contains no slash"
             yield Problem(line, what, f"write ./{plain(value)}")
         elif _REGISTRY.fullmatch(value):
+            # Enroot also takes the registry from the file with its credentials.
             what = f"Pyxis looks for {shown(value)} at Docker Hub, as # separates a registry from the image"
-            yield Problem(line, what, f"write {plain(value.replace('/', '#', 1))}")
+            yield Problem(line, what, f"write {plain(value.replace('/', '#', 1))}", "note")
     for d in subject.script.read():
-        if d.flag == "--container-image" and (cut := re.search(r"[= ]([^\s\"'#]+#\S+)", d.text)):
+        if d.flag == "--container-image" and (cut := re.search(r"[= ]([^\s\"'#]*[^\s\"'#\\]#\S+)", d.text)):
             what = f"sbatch takes the # of {shown(cut[1])} for the beginning of a comment"
             yield Problem(d.line, what, f'write --container-image="{plain(cut[1])}"')
 

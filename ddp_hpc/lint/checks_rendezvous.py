@@ -26,6 +26,8 @@ _WRONG_ID = re.compile(
 )
 _LAST_PORT = 65535
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
+# As a value, not as a part of the name of a file, which may be the same for all tasks.
+_VALUE_OF_TASK = re.compile(rf"(?:^|[\s=,:\"'(]){_OF_A_TASK.pattern}\}}?(?=[\s,;\"')]|$)")
 _HOSTNAME = re.compile(
     r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
 )
@@ -131,7 +133,7 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
                 continue  # srun sets the variable for its tasks
             if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):
                 text += f" ${task}"
-        for name in dict.fromkeys(_OF_A_TASK.findall(text)):
+        for name in dict.fromkeys(_VALUE_OF_TASK.findall(text)):
             several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
             if several and several > 1:
                 what = f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0"

@@ -293,6 +293,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB017", False, S + "#SBATCH --mail-type=NONE --mail-user=<me>@example.org\n"),
     ("JOB022", False, P + "PBS_NODEFILES=nodes\nsort $PBS_NODEFILE > $PBS_NODEFILES\n"),
     ("JOB022", False, S + "export MODE_OF_RUN=$MODEOFRUN\n./a.out $MODE_OF_RUN\n"),
+    ("RANK010", False, FOUR + "srun bash worker-${SLURM_PROCID}.sh\n"),
+    ("SLURM029", False, S + "#SBATCH --container-image ghcr.io\\#example/ubuntu\nsrun ./a.out\n"),
     ("JOB034", False, S + "ssh -V\n./a.out\n"),
     ("JOB034", False, S + 'if [ $(echo "$A >= 3" | bc) -eq 1 ]; then ./a.out; fi\n'),
     ("JOB034", False, S + 'export PATH="~/bin:$PATH"\n./a.out\n'),
