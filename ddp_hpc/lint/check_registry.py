@@ -101,19 +101,10 @@ class Subject:
         """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
         if product := re.fullmatch(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)", word):
-            one, other = (
-                whole_number(self.value_of(name if name.isdigit() else f"${name}"))
-                for name in product.groups()
-            )
-            return str(one * other) if one and other else word
-        if (
-            lines := re.fullmatch(r"\$\(\s*(.*)\)", word)
-            if "PBS_NODEFILE" in word and "wc -l" in word
-            else None
-        ):
-            is_unique = re.search(r"\b(?:sort -u|uniq)\b", lines[1])
-            of_each = 1 if is_unique else self.ranks_per_node
-            return str(self.num_nodes * of_each) if self.num_nodes and of_each else word
+            one, other = (self.value_of(one if one.isdigit() else f"${one}") for one in product.groups())
+            return str(int(one) * int(other)) if one.isdigit() and other.isdigit() else word
+        if re.fullmatch(r"\$\(.*PBS_NODEFILE.*\)", word) and "wc -l" in word and self.num_nodes:
+            return str(self.num_nodes * (1 if re.search("sort -u|uniq", word) else self.ranks_per_node or 1))
         if not match:
             return word
         of_node = self.num_nodes and self.ranks_per_node and self.num_nodes * self.ranks_per_node
@@ -128,9 +119,8 @@ class Subject:
             "SLURM_CPUS_PER_TASK": whole_number(self.script.value("--cpus-per-task")),
         }
         value = known.get(match[1]) if match[1] in known else self.script.set_once.get(match[1])
-        if value is None or ("$" in str(value) and not re.match(r"\$\(\(|.*PBS_NODEFILE", str(value))):
-            return word
-        return self.value_of(str(value)) if "$" in str(value) else str(value)
+        found = "" if value is None else self.value_of(str(value)) if str(value)[:2] == "$(" else str(value)
+        return word if "$" in found else found or word
 
     @cached_property
     def ranks_per_node(self) -> int | None:

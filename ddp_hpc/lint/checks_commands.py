@@ -65,6 +65,7 @@ _PYTHON = re.compile(
 _OF_SRUN = re.compile(
     r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|ntasks|cpus-per-task|cpu-bind)\b"
 )
+_OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
@@ -267,6 +268,7 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                 (is_of_torchrun and re.match(r"--nproc[-_]per[-_]node|--standalone\b", word))
                 or (start.program == "python" and re.match(r"torch\.distributed\.(?:launch|run)$", word))
                 or (start.command.name == "srun" and _OF_SRUN.match(word))
+                or (start.program == "accelerate" and _OF_ACCELERATE.match(word))
                 or (start.command.name in ("mpirun", "mpiexec") and _OF_MPIRUN.fullmatch(word))
             ):
                 what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
@@ -279,9 +281,6 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
         if python := _PYTHON.match(" ".join(start.inner.words[:80])):
             what = f"{start.inner.program} starts Python itself, and opens {shown(python[1])} as its program"
             yield Problem(start.command.line, what, "remove this word")
-        for name in start.unknown_options():
-            what = f"torchrun has no option {shown(name)}"
-            yield Problem(start.command.line, what, "see torchrun --help, such as --nnodes")
 
 
 @check("RANK022", "note", "files on the first node only")

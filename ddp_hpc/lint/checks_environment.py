@@ -35,14 +35,9 @@ _MIN_LENGTH = 9
 _SWITCH = r"NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING"
 # Variables, values that their readers do not understand, what happens then, and what to write instead.
 _VALUES = (
-    (
-        r"PYTORCH_(?:CUDA_)?ALLOC_CONF",
-        r"[a-z_]+=.*",
-        "PyTorch rejects = in it",
-        "write NAME:VALUE,NAME:VALUE",
-    ),
+    (r"PYTORCH_(?:CUDA_)?ALLOC_CONF", r"[a-z_]+=.*", "PyTorch rejects = in it", "write NAME:VALUE"),
     (_SWITCH, r"(?i:true|yes|on)", "it is read as a number, which this is not", "write 1"),
-    (r"GLOO_SOCKET_IFNAME", r"[\^=].*", "Gloo takes an interface without ^ or =", "write its name"),
+    (r"GLOO_SOCKET_IFNAME", r"[\^=].*", "Gloo takes a name, without ^ or =", "write the name"),
     (
         r"(?:NCCL|GLOO|TP)_SOCKET_IFNAME",
         r"\d+\.\d+\.\d+\.\d+|\"?(?:\$\(|`)\s*hostname\b.*",
@@ -57,14 +52,10 @@ _VALUES = (
     ),
     (r"MASTER_PORT", r"(?!.*\$\().*[+*-].*", "bash does not compute it", "write $(( ))"),
     (r"MASTER_ADDR", r"[^:]*:\d+", "it is a host, without a port", "set MASTER_PORT to the port"),
+    (r"MASTER_ADDR", r"\$\(.*\|\s*tail -(?:n ?)?1\)", "rank 0 runs on the first node", "use head -n 1"),
     (r"MASTER_ADDR", r"\$\{?PBS_NODEFILE\}?", "it is the name of a file", "write $(head -n 1 $PBS_NODEFILE)"),
     (r"NCCL_DEBUG", r"(?i:on|true|yes|debug|1)", "NCCL has no such level", "write INFO"),
-    (
-        r"(?:OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS",
-        r"auto|max|all|\d+,|-\d+",
-        "it takes a number",
-        "write one",
-    ),
+    (r"[A-Z]+_NUM_THREADS", r"auto|max|all|\d+,|-\d+", "it takes a number", "write one"),
 )
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")

@@ -235,10 +235,13 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         elif d.flag == "--job-name" and re.search(r"%[jJAaxu]\b", d.value):
             what = f"Slurm replaces no pattern in --job-name {shown(d.value)}"
             yield Problem(d.line, what, "use patterns only in --output and --error", "note")
-        elif (mark := marked_placeholder(d.value)) and not (is_log and reader.expands_log_variables):
+        elif mark := marked_placeholder(d.value):
+            may_expand = is_log and reader.expands_log_variables
+            if may_expand and re.search(r"\$\{?(?:PBS_|HOME|USER|LOGNAME)|\^", d.value):
+                continue
             what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
             remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
-            yield Problem(d.line, what, remedy)
+            yield Problem(d.line, what, remedy, "note" if may_expand else None)
 
 
 def _is_free_text(d: Directive) -> bool:

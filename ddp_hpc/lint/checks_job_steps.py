@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
-from ddp_hpc.lint.launch_commands import hides_launcher_options
+from ddp_hpc.lint.launch_commands import hides_launcher_options, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -20,6 +20,15 @@ _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # A registry, whose name has a dot, before an image that is no file.
 _REGISTRY = re.compile(
     r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sqsh)(?<!\.sif)(?<!\.sqfs)(?<!\.squashfs)"
+)
+_WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
+_KEPT = re.compile(
+    r"--\w*(?:out|save|ckpt|checkpoint)\w*[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR\}?|/tmp)\b[^\s\"]*)"
+)
+_COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|srun|sgather)\b")
+_AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
+_AS_NUMBER = re.compile(
+    r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
 )
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
@@ -52,6 +61,30 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
     rest = set(takewhile(lambda word: word != "done", after))
     is_repeated = sum(word in ("for", "while", "until") for word in before) > before.count("done")
     return is_repeated and rest.isdisjoint(("wait", "while", "until"))
+
+
+@check("JOB040", "warning", "results that are lost, a job without an end, or a list as a number")
+def _repeated_work(subject: Subject) -> Iterator[Problem]:
+    script, tasks = subject.script, subject.script.value("--array", "-J") or ""
+    of_array = bool(re.search("[-,]", tasks)) and not tasks.endswith("%1")
+    for start in starts(subject):
+        command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
+        text = single_quoted(command.text) if is_code else script.lines[command.line - 1] if of_array else ""
+        if start.program in ("python", "torchrun", "bash", "accelerate") and (file := _WRITES.search(text)):
+            what = f"all {'ranks' if is_code else 'tasks of the array'} write to {shown(file[1])}"
+            yield Problem(command.line, what, "put the rank or the task into its name")
+        rest = "\n".join(script.lines[command.line :])
+        if script.scheduler and (kept := _KEPT.search(command.text)) and not _COPIES.search(rest):
+            what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
+            yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
+    may_end = re.search(r"(?m)^\s*exit\b|&&|\|\|", script.text)
+    for command in script.commands:
+        is_alone = not script.lines[command.line - 1][:1].isspace() and command.ends == "\n"
+        if _AGAIN.match(command.text) and is_alone and not may_end:
+            yield Problem(command.line, "the job begins again each time, without an end", "add a condition")
+        if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
+            what = f"{name[1]} is a list such as 4(x2), and not a number"
+            yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE or SLURM_GPUS_ON_NODE")
 
 
 @check("SLURM026", "warning", "one log for all tasks of an array")
@@ -123,9 +156,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         if of_job and threads > of_job:
             what = f"the job step needs {threads} threads per core, and the job has {of_job}"
             yield Problem(command.line, what, f"request --threads-per-core={threads}", "error")
-        wanted = re.search(
-            r"(?:\btrainer\.num_nodes|\s--nnodes|\s--num[-_]nodes)[= ](\d+)\b(?!:)", command.text
-        )
+        wanted = re.search(r"(?:\btrainer\.num_nodes|\s--num[-_]nodes)[= ](\d+)\b(?!:)", command.text)
         if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
             what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
             yield Problem(command.line, what, f"request --nodes={wanted[1]}")

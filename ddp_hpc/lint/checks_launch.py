@@ -26,7 +26,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
-_WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
+_WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_]|n)?(?:workers|threads|cpus|cores)[= ](\d{1,3})\b")
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
@@ -48,6 +48,9 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
             yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
+        elif per_node and per_node > 1 and start.words[:2] == ("ray", "start"):
+            what = f"{by} starts ray {per_node} times per node, and one is for the whole node"
+            yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1")
         elif per_node and per_node > 1 and _starts_ranks_of_node(inner):
             name = "torchrun" if inner.is_torchrun else inner.program
             yield Problem(
@@ -103,14 +106,17 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         what = f"torchrun has node rank {rank}, but the ranks of {counted(number, 'node')} begin with 0"
         remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
         yield Problem(start.command.line, what, remedy)
-    is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--node-rank") is None
+    backend, is_open = start.given("--rdzv-backend"), start.hides_options or start.launcher_hides_options
+    if start.is_launched and number and nodes > 1 and number not in (1, nodes) and not is_open:
+        what = f"{start.command.name} starts torchrun on {nodes} nodes, and it waits for {number}"
+        yield Problem(start.command.line, what, f"use --nnodes={nodes}")
+    has_endpoint = start.given("--rdzv-endpoint") is not None or "PET_" in start.subject.script.text
+    if backend == "c10d" and start.is_launched and nodes > 1 and not (number == 1 or is_open or has_endpoint):
+        what = "with c10d and without an endpoint, each node waits at itself; --master-addr is not read"
+        yield Problem(start.command.line, what, "add --rdzv-endpoint=FIRST_NODE:PORT")
+    is_static = backend in (None, "static") and start.given("--node-rank") is None
     connects = number != 1 and given is not None and "--standalone" not in start.options
-    is_set = (
-        "PET_" in start.subject.script.text
-        or "--rdzv-conf" in start.options
-        or start.hides_options
-        or start.launcher_hides_options
-    )
+    is_set = "PET_" in start.subject.script.text or "--rdzv-conf" in start.options or is_open
     if is_static and connects and start.is_launched and nodes > 1 and not is_set:
         what = "the rendezvous is static, so torchrun of each node has rank 0 unless --node-rank is given"
         yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
@@ -146,11 +152,13 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
-        if ranks and ranks > gpus:
+        of_step = start.command.option("--gpus", "-G", "--gpus-per-node", "--gres") or ""
+        own = (whole_number(of_step.rpartition(":")[2]) if start.is_launched else None) or gpus
+        if ranks and ranks > own:
             yield Problem(
                 start.command.line,
-                f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
-                f"start {gpus} ranks per node, or request {ranks} GPUs",
+                f"{ranks} ranks per node share {own} GPUs, but NCCL rejects two ranks on one device",
+                f"start {own} ranks per node, or request {ranks} GPUs",
                 None if start.is_torchrun else "note" if of_site else "warning",
             )
 
@@ -216,7 +224,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
         if cpus and num_workers >= 2 * cpus:
-            what = f"{num_workers} workers of DataLoaders share {counted(cpus, 'CPU')}"
+            what = f"{num_workers} workers or threads share {counted(cpus, 'CPU')}"
             remedy = f"request more CPUs, or use {max(1, cpus // _local_ranks(start))} workers"
             yield Problem(start.command.line, what, remedy, "note")
 
@@ -277,14 +285,13 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
         return  # processes in the background or in a loop may share the GPUs
     for start in (one for one in starts(subject) if not one.launcher_hides_options):
         if start.is_torchrun:
-            is_one = whole_number(start.given("--nproc-per-node") or "1") == 1 and start.ranks_per_node == 1
-            if is_one and not start.hides_options:
-                what = f"torchrun starts one rank on a node with {gpus} GPUs"
-                remedy = f"use torchrun --nproc-per-node={gpus}, or request one GPU"
-                # One rank that the script asks for may be a test.
-                yield Problem(
-                    start.command.line, what, remedy, "note" if "--nproc-per-node" in start.options else None
-                )
+            ranks = whole_number(start.given("--nproc-per-node") or "1") or gpus
+            if ranks < gpus and start.ranks_per_node == 1 and not start.hides_options:
+                what = f"torchrun starts {counted(ranks, 'rank')} on a node with {gpus} GPUs"
+                remedy = f"use torchrun --nproc-per-node={gpus}, or request {ranks}"
+                # Ranks that the script asks for may be a test.
+                is_asked = "--nproc-per-node" in start.options
+                yield Problem(start.command.line, what, remedy, "note" if is_asked else None)
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"

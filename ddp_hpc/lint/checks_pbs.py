@@ -302,6 +302,8 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                 given = [part.partition("=")[0] for part in chunk.split(":") if "=" in part]
                 for inside in {name for name in given if given.count(name) > 1}:
                     yield Problem(d.line, f"PBS rejects {inside} twice in a chunk", "remove one of them")
+            for part in re.findall(r":([^:+=$]*\w)(?=[:+]|$)", value) if "=" in value or ":" in value else ():
+                yield Problem(d.line, f"{shown(part)} in select is not NAME=VALUE", "write = after the name")
             for part in re.split("[:+]", value):
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
                     what = f"{inside} is a resource of the job, so PBS rejects it in select"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     STARTS_ALL_RANKS,
+    Start,
     expanded_in_shell,
     has_whole_nodes,
     requests_gpus,
@@ -153,6 +154,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         and not start.launcher_hides_options
     ]
     for start in starts(subject):
+        yield from _size_of_tasks(subject, start)
         wrong = _WRONG_ID.search(single_quoted(start.command.text)) if start.is_launched else None
         if wrong and (start.num_nodes or 1) > 1 and (start.ranks_per_node or 1) > 1:
             what = f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others"
@@ -186,6 +188,18 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total, of_gpus):
             what = f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks"
             yield Problem(line, what, "use export WORLD_SIZE=$SLURM_NTASKS", severity)
+
+
+def _size_of_tasks(subject: Subject, start: Start) -> Iterator[Problem]:
+    """Yields a WORLD_SIZE in the code of `bash -c`, or before it, that is not the number of its tasks."""
+    code = single_quoted(start.command.text) if start.is_launched and start.inner is start else ""
+    of_job = [size for n, name, size in subject.script.exports if name == "WORLD_SIZE"]
+    sizes = re.findall(r"\bWORLD_SIZE=([^\s;&]+)", code) or (of_job[-1:] if "RANK=" in code else [])
+    for size in sizes if not ("WORLD_SIZE=" in code and re.search("NTASKS|NPROCS|STEP", code)) else ():
+        number = whole_number(subject.value_of(size))
+        if number and number != (start.num_ranks or number):
+            what = f"WORLD_SIZE={plain(size)}, but this starts {start.num_ranks} ranks"
+            yield Problem(start.command.line, what, "let the tasks set WORLD_SIZE=$SLURM_NTASKS", "warning")
 
 
 @check("RANK012", "error", "each task uses its own host as MASTER_ADDR")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.schedulers.script_options import ReadOption
 from ddp_hpc.schedulers.slurm.check_option_values import (
     expected_value,
     rejecting_versions,
@@ -105,12 +106,12 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
-    if remedy := _with_two_dashes(d):
+    if remedy := with_two_dashes(d):
         return f"sbatch reads {shown(d.written)} as several one-letter options", remedy
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
 
-def _with_two_dashes(d: Directive) -> str:
+def with_two_dashes(d: ReadOption) -> str:
     """Returns how to write a long option that has only one dash; empty if it is another option."""
     name, equals, value = d.written[1:].partition("=")
     name = name.partition(" ")[0]
@@ -154,7 +155,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if d.flag == "--gres" and re.match(r"(?:gpus|[avhp]\d{2,3}|gh200)(?::|$)", d.value):
             what = f"on most sites, GPUs are --gres=gpu, not {shown(d.value)}"
             yield Problem(d.line, what, "write --gres=gpu:NUMBER or --gres=gpu:TYPE:NUMBER", "note")
-        long = _with_two_dashes(d)
+        long = with_two_dashes(d)
         if d.flag in ("--output", "--error") and d.value.endswith("/"):
             yield Problem(d.line, f"the log {shown(d.value)} is a directory, so the job fails", "add %j.out")
         if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and (d.value.startswith("=") or (long and "=" in d.value)):

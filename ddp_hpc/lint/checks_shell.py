@@ -36,82 +36,19 @@ _BEGINNINGS = (
     (r"export\s+\w+=[^\s\"']+,\s+\w+=", "the comma is a part of the value", "omit it"),
     (r"(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b", "no such command", "write module"),
     (r"screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d", "the job ends while this runs", "start it directly"),
-    (
-        rf"(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b){_PYTHON}(?:torchrun|accelerate|mpirun|srun)\s",
-        "Python opens a file of this name",
-        "omit python",
-    ),
     (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
     (rf"(?:{_LAUNCH})?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
-    (
-        rf"{_PYTHON}-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)",
-        "no such module",
-        "use torchrun",
-    ),
-    (rf"{_PYTHON}torch\.distributed\.(?:run|launch)\s", "Python opens a file of this name", "write -m first"),
-    (
-        r"(?:conda|mamba)\s+(?:create|install|update|remove)(?![^#]*\s(?:-\w*y|--yes|--help)\b)\s",
-        "it asks, and nobody answers in a job",
-        "add -y",
-    ),
     (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
     (r"(?:cd|mkdir|source)\s[^\"']*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
-    (
-        r"[^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*\"(?!BEGIN)[^\"']*\{\s*print \$\d",
-        "in double quotes, bash expands the $1 of awk",
-        "write \\\\$1, or use awk -v and single quotes",
-    ),
     (rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)$", "bash does not compute it", "write $(( ))"),
-    (
-        r"[^#]*--rdzv[-_]backend[= ]\s*(?!['\"]?(?:c10d|static|etcd)|[\s\"'$])",
-        "PyTorch has no such backend",
-        "use c10d",
-    ),
     (r"[^#]*--rdzv[-_]endpoint[= ]\"?\w+://", "the endpoint is HOST:PORT, without a protocol", "omit it"),
-    (
-        r"[^#]*scontrol\s+show\s+host(?!(?:name)?s?\b|list(?:sorted)?\b)\w+",
-        "scontrol does not know this word",
-        "write hostnames",
-    ),
     (r"cd\s+[^\s'\"\\$;&|-][^\s'\"\\;&|]*\s+[A-Za-z][\w.-]*$", "cd takes one directory", "quote its name"),
     (r"(?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s", "users cannot do this in a job", "use a container"),
     (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
     (r"(source|python3?|module|conda|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
     (r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]", "source opens such a file", "omit it"),
-    (
-        r"(?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)",
-        "module takes this comma or slash for a part of a name, or for a name",
-        "omit the comma, or the blanks",
-    ),
-    (
-        r"(?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*[\"']--?\w[\w-]*\s[^\"'$]*[\"']",
-        "the quotes make the option and its value one word",
-        "omit them",
-    ),
     # What a launcher or a container takes for the name of a program.
-    (
-        rf"{_LAUNCH}(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s",
-        "a launcher starts programs, and this is a command of the shell",
-        "write it before the launcher, or use bash -c '...'",
-    ),
     (rf"{_LAUNCH}{_NAME}=\S", "the launcher takes this for a program", "write it before the launcher"),
-    (
-        rf"{_LAUNCH}[^#'\"]{{,500}}\b(?:ba)?sh\s+-\w*c\s+([\"'])\s*"
-        r"(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$",
-        "this changes only a shell that ends with it",
-        "write it in the script, or before the program in the same bash -c",
-    ),
-    (
-        rf"(?:{_LAUNCH})?(?:singularity|apptainer)\s+(?:exec|run)\s+(?:-\S+\s+)*(?:-B|--bind)\s+[^\s:]+\s+"
-        rf"(?!-)(?!\S*:)\S*/(?!{_IMAGE})\S*\s+(?:-\S+\s+)*{_IMAGE}\s",
-        "the second directory is taken for the image",
-        "write --bind SOURCE:DESTINATION",
-    ),
-    (
-        rf"(?:{_LAUNCH})?(?:ba)?sh\s+-\w*c\s+'[^']*(?<![\"\w])[\w-]*[= ]\\\$\{{?[A-Z]{{3}}",
-        "in single quotes, the backslash stays, and nothing expands the variable",
-        "omit it",
-    ),
     (rf"{_EXEC}$", "no command follows the image, so nothing starts", "write it on the same line"),
     (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
     (r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s", "the hosts need commas", "write HOST:N,HOST:N"),
@@ -120,16 +57,6 @@ _BEGINNINGS = (
         r"(?![\"']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))",
         "Slurm has no such type of MPI",
         "use --mpi=pmix, or a type that srun --mpi=list prints",
-    ),
-    (
-        r"srun\s[^#'\"]*\bray\s+start\s(?![^#]*--block)",
-        "ray start returns, which ends the step",
-        "add --block",
-    ),
-    (
-        r"srun\s+(?:-\S+\s+(?:[^\s-]\S*\s+)?)*?-(?:cpus|ntasks|nodes|gpus|gres|mem)\b",
-        "this has one dash",
-        "write two dashes",
     ),
     (r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-", "sbatch takes this for the script", "write - before it"),
     (
@@ -146,11 +73,6 @@ _BEGINNINGS = (
     (r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1", "* is quoted here", "put it outside"),
     (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
     (r"for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$", "this is one word, not a list", "use {1..9}"),
-    (
-        r"(?:(?:ba)?sh )?[^\s=\"]*(?:bin/activate|profile\.d/\w+\.sh)/?$",
-        "this is another shell",
-        "use source",
-    ),
     (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
     (r"(?!echo|printf)[^'\"#]*[\s=][\u201c\u201d]", "bash does not treat these quotes as quotes", 'write "'),
     (r"[^'\"#]*\s\\&\\&\s", "the escaped ampersands are arguments of this command", "write &&"),
@@ -166,12 +88,6 @@ _BEGINNINGS = (
         "write the variable's own name at the end",
     ),
     (
-        r"(?!echo|printf)[^'\"#]*\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+"
-        r"[\w./]+\.py(?:\s|$)",
-        "-m takes the name of a module, not of a file",
-        "omit -m, or .py",
-    ),
-    (
         r"cd\s+(?:\S*[\"'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'\"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]|"
         rf"(?:export\s+)?(?P<read>{_NAME})=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$",
         "the $ of the variable is missing",
@@ -180,17 +96,57 @@ _BEGINNINGS = (
 )
 # These depend on who runs the job, and on what is in PATH.
 _UNSURE = ("users cannot do this", "PATH contains")
+# More of them in a shorter form, with NAME, PYTHON, LAUNCH, EXEC and IMAGE for the expressions above.
+_MORE = r"""
+(?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)
+    @ module takes this comma or slash for a part of a name, or for a name @ omit the comma, or the blanks
+(?:LAUNCH|EXEC)(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s
+    @ a launcher or container starts programs, and this is a command of the shell @ use bash -c '...'
+(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b)PYTHON(?:torchrun|accelerate|mpirun|srun)\s
+    @ Python opens a file of this name @ omit python
+PYTHON-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
+    @ no such module @ use torchrun
+[^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*"(?!BEGIN)[^"']*\{\s*print \$\d
+    @ in double quotes, bash expands the $1 of awk @ write \\$1, or use awk -v and single quotes
+[^#]*--rdzv[-_]backend[= ]\s*(?!['"]?(?:c10d|static|etcd)|[\s"'$]) @ PyTorch has no such backend @ use c10d
+[^#]*scontrol\s+show\s+host(?!(?:name)?s?\b|list(?:sorted)?\b)\w+
+    @ scontrol does not know this word @ write hostnames
+(?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*["']--?\w[\w-]*\s[^"'$]*["']
+    @ the quotes make the option and its value one word @ omit them
+LAUNCH[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
+    @ this changes only a shell that ends with it @ write it in the script, or before the program
+srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
+(?:(?:ba)?sh )?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$ @ this is another shell @ use source
+(?!echo|printf)[^'"#]*\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
+    @ -m takes the name of a module, not of a file @ omit -m, or .py
+PYTHONtorch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
+(?:conda|mamba)\s+(?:create|install|update)(?![^#]*\s(?:-\w*y|--yes|--help)\b)\s
+    @ it asks, and nobody answers @ add -y
+(?:srun\s.*?)?(?:singularity|apptainer)\s[^#]*?(?:-B|--bind)\s+[^\s:]+\s+/(?!IMAGE)\S*\s+IMAGE
+    @ the second directory is taken for the image @ write SOURCE:DESTINATION
+(?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^']*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
+    @ in single quotes, the backslash stays @ omit it
+EXEC- @ the container takes this option for the program @ write it before the image
+(?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:]+\s+/ @ a volume is one word @ write SOURCE:PATH
+export\s+NAME\s+=\S @ the blank before = is wrong here @ omit it
+NAME=\$\(\s*wc -l "?\$\{?PBS_NODEFILE @ wc also prints the name @ write wc -l < $PBS_NODEFILE
+(?!echo|printf)[^'"#]*\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
+PYTHON[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
+"""
+_NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE}
+_ROWS = _BEGINNINGS + tuple(
+    (re.sub("NAME|PYTHON|LAUNCH|EXEC|IMAGE", lambda name: _NAMES[name[0]], beginning), what, remedy)
+    for beginning, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _MORE)
+)
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
     r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
     r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block|"
-    r"mlflow\s+(?:ui|server)|ollama\s+serve|redis-server\s(?![^#]*daemonize)|"
-    r"python\S*\s+-m\s+(?:http\.server|vllm\.entrypoints|sglang\.launch_server))"
+    r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
-# A directory after the semicolon that ends the value of a search path.
 _PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#]*;\s*(?:/|\$\{?\w+\}?(?:/|\s*$))[^\s;]*\s*")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
@@ -211,7 +167,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
 
 
 def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
-    for beginning, what, remedy in _BEGINNINGS if command.ends not in ("|", "|&", ")") else ():
+    for beginning, what, remedy in _ROWS if command.ends not in ("|", "|&", ")") else ():
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue

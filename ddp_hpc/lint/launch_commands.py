@@ -21,13 +21,6 @@ STARTS_ALL_RANKS = ("deepspeed", "horovodrun", "mpirun", "mpiexec")
 _BARE = frozenset(
     ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
 )
-_OF_TORCHRUN = (
-    " nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts"
-    " monitor-interval start-method event-log-handler role module no-python run-path log-dir redirects"
-    " tee local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters node-rank master-addr"
-    " master-port local-addr logs-specs numa-binding signals-to-handle use-env virtual-local-rank"
-    " shutdown-timeout help"
-)
 _HIDDEN = re.compile(r"\$|`|\{\{|<")
 # Words that show that a script starts distributed training with PyTorch.
 _TORCH = re.compile(
@@ -119,16 +112,6 @@ class Start:
         """Returns the value of an option, also if it is in a variable; None if it is not given."""
         value = self.options.get(name)
         return None if value is None else self.subject.value_of(value)
-
-    def unknown_options(self) -> list[str]:
-        """Returns the options that torchrun does not have; it also accepts beginnings of options."""
-        is_known = self.is_torchrun and self.program in ("torchrun", "python") and not self.hides_options
-        if not is_known or not any(word.endswith(".py") for word in self.words):
-            return []
-        given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("-"))
-        return [
-            name for name in given if len(name) > 2 and (name[1] != "-" or f" {name[2:]}" not in _OF_TORCHRUN)
-        ]
 
     @cached_property
     def inner(self) -> Start:

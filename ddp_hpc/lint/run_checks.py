@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import (
-    checks_arguments,
     checks_commands,
     checks_containers,
     checks_environment,
@@ -25,6 +24,7 @@ from ddp_hpc.lint import (
     checks_shell,
     checks_site,
     checks_slurm,
+    checks_start_options,
     checks_syntax,
     checks_variables,
 )
@@ -60,7 +60,7 @@ _MODULES = (
     checks_shell,
     checks_environment,
     checks_program_limits,
-    checks_arguments,
+    checks_start_options,
     checks_containers,
     checks_mpi,
     checks_site,

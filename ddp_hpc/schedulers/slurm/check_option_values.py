@@ -166,7 +166,9 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         "a distribution, such as block:cyclic, or --mem for the memory",
     ),
     "dependency": (
-        _matches(r"(?:singleton|(?:after(?:any|notok|ok|corr|burstbuffer)?|expand):[^,?]+|\d+)(?:[,?].*)?"),
+        _matches(
+            r"(?:singleton|(?:after(?:any|notok|ok|corr|burstbuffer)?|expand):[\d%<{*][^,?]*|\d+)(?:[,?].*)?"
+        ),
         "a type and the IDs of jobs, such as afterok:123",
     ),
     "open-mode": (_matches("[at].*"), "append or truncate"),
