@@ -12,7 +12,7 @@ from ddp_hpc.lint.launch_commands import Start, starts
 _RUNTIMES = ("singularity", "apptainer")
 _CLEAN = ("-e", "--cleanenv", "-C", "--containall", "-eC", "-Ce")
 _WITH_VALUE = re.compile("-[BHWoS]|--(?:bind|home|workdir|pwd|overlay|scratch)")
-_MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec)")
+_MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec|srun)")
 _WITHOUT_QUOTES = re.compile(r"--gpus[= ]+\"?device=[\w-]+(?:,[\w-]+)+\"?(?:\s|$)")
 
 

@@ -27,6 +27,8 @@ _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_]|n)?(?:workers|threads|cpus|cores)[= ](\d{1,3})\b")
+_MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
+_GPUS_OF_PROGRAM = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
@@ -44,7 +46,9 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         inner, per_node = start.inner, start.ranks_per_node if start.is_launched else None
         times = start.num_ranks or start.num_nodes or 1
         by = start.command.name
-        is_for_job = inner.program in STARTS_ALL_RANKS and not _OF_ONE_NODE.search(start.command.text)
+        is_for_job = inner.program in (*STARTS_ALL_RANKS, "srun") and not _OF_ONE_NODE.search(
+            start.command.text
+        )
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
             yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
@@ -138,6 +142,13 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     if not gpus or is_open:
         return
     for start in starts(subject):
+        for option in _GPUS_OF_PROGRAM & set(start.options if start.program == "python" else ()):
+            several = 1 if option == "--devices" else subject.num_nodes or 1
+            if (number := whole_number(start.given(option))) and number > gpus * several:
+                what = f"the program uses {number} GPUs, and the job has {gpus} on a node"
+                yield Problem(
+                    start.command.line, what, f"use {option}={gpus}, or request {number}", "warning"
+                )
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif (
@@ -223,6 +234,10 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
+        requested = " ".join(d.text for d in subject.script.read())
+        if num_workers > 1 and subject.script.value("--ntasks") == "1" and not _MORE_CPUS.search(requested):
+            what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
+            yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
         if cpus and num_workers >= 2 * cpus:
             what = f"{num_workers} workers or threads share {counted(cpus, 'CPU')}"
             remedy = f"request more CPUs, or use {max(1, cpus // _local_ranks(start))} workers"

@@ -23,7 +23,8 @@ _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
 _ON_LOOPBACK = re.compile(r"\s(?:-H|--?hosts?)[ =]\"?(?:localhost|127[.]0[.]0[.]1)(?::\d+)?(?=[\"\s]|$)")
 _PORT_OF_TASK = re.compile(r"(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)")
 _WRONG_ID = re.compile(
-    r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)"
+    r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)|"
+    r"--(?:node|machine)[-_]rank[= ]\$\{?SLURM_LOCALID"
 )
 _LAST_PORT = 65535
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
@@ -156,7 +157,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         yield from _size_of_tasks(subject, start)
         wrong = _WRONG_ID.search(single_quoted(start.command.text)) if start.is_launched else None
-        if wrong and (start.num_nodes or 1) > 1 and (start.ranks_per_node or 1) > 1:
+        several = (start.ranks_per_node or 1) > 1 or (wrong and wrong[0][0] == "-")
+        if wrong and (start.num_nodes or 1) > 1 and several:
             what = f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others"
             yield Problem(start.command.line, what, "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID")
     for start in starts(subject):

@@ -95,14 +95,10 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
         elif not _OF_PLUGINS.fullmatch(name):
             is_of_one_site = _OF_ONE_SITE.fullmatch(name)
-            yield Problem(
-                d.line,
-                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
-                f"did you mean --{near}?"
-                if near and not is_of_one_site
-                else "remove it, or see sbatch --help on the login node",
-                "note" if is_of_one_site else None,
-            )
+            what = f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it"
+            is_near = near and not is_of_one_site
+            remedy = f"did you mean --{near}?" if is_near else "remove it, or see sbatch --help"
+            yield Problem(d.line, what, remedy, "note" if is_of_one_site else None)
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:

@@ -126,6 +126,8 @@ PYTHONtorch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ 
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
 (?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^']*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
     @ in single quotes, the backslash stays @ omit it
+(?!echo|printf)[^'"#]*\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
+PYTHON[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
 EXEC- @ the container takes this option for the program @ write it before the image
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:]+\s+/ @ a volume is one word @ write SOURCE:PATH
 export\s+NAME\s+=\S @ the blank before = is wrong here @ omit it
@@ -148,6 +150,12 @@ _ENDLESS = re.compile(
 )
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#]*;\s*(?:/|\$\{?\w+\}?(?:/|\s*$))[^\s;]*\s*")
+# Shebangs, and lines that their programs do not understand, unless sh is bash.
+_OF_OTHER_SHELLS = (
+    (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),
+    (r"python", r"(?:module|srun|mpirun|conda)\s+\w|export\s+\w+="),
+    (r"csh\b", r"\s*export\s+\w+="),
+)
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -158,6 +166,10 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     if match := re.match(r"(?:/usr)?/bin/env\s+(?!-)(\w+\s+-.*)", script.shebang):
         what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
         yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
+    for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
+        line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
+        if line and re.search(shell, script.shebang) and not script.is_quoted(line):
+            yield Problem(line, f"{plain(script.shebang)} does not know this", "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     for command in script.commands:
@@ -210,6 +222,9 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
     if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", command.text)):
         yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
+    for name in re.findall(r"\$\{(\w+)\[\d+\]\}", outside):
+        if re.match(r"\$\(|`", script.set_once.get(name, "")) and f"-a {name}" not in script.text:
+            yield f"{name} is one text, and not an array, so [0] is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^\s*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

@@ -111,8 +111,9 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
     if start.command.name in ("mpirun", "mpiexec"):
         name, own = "mpirun", start.command.own_words
     known = _KNOWN.get(name, "").split()
-    # The options of torchrun are all known, unless its program begins among them.
     is_whole = name == "torchrun" and end < len(words) and not start.hides_options
+    if start.program == "torchrun" and end == len(words) and re.match(r"--?\w.*=|--standalone", words[-1]):
+        yield "torchrun starts no program, as the command ends here", "write the program on the same line"
     for word, following in pairwise((*own, "")) if name in _KNOWN else ():
         flag, equals, value = word.replace("_", "-").partition("=")
         long = flag.lstrip("-")

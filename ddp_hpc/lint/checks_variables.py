@@ -22,7 +22,9 @@ _OF_OTHERS = re.compile(
 )
 _FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-node", "--main-process-ip")
 # Variables that torchrun sets for its ranks, and others that scripts often set.
-_OF_RANKS = re.compile(r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID")
+_OF_RANKS = re.compile(
+    r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID|(?:PMI|PALS|OMPI)\w+RANK\w*"
+)
 # A variable without $ in $(( )).
 _IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
 _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")

@@ -64,7 +64,7 @@ _KEYWORDS = frozenset(
     ("if", "then", "else", "elif", "do", "while", "until", "time", "exec", "nohup", "command", "!", "{")
 )
 _PROGRAM = re.compile(
-    r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|horovodrun|ray|bash|sh|env|singularity|apptainer|"
+    r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|horovodrun|ray|bash|sh|env|singularity|apptainer|"
     r"docker|podman|shifter)|\./.*|.*\.(?:py|sh)"
 )
 _SUPERVISOR = "ddp_hpc.job"

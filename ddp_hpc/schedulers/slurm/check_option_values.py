@@ -181,6 +181,10 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         _matches("(?:compute_bound|memory_bound|multithread|nomultithread|help|,)+"),
         "a hint of sbatch(1)",
     ),
+    **dict.fromkeys(
+        ("nodelist", "exclude"), (_matches(r"(?:[^\[\]]|\[[^\[\]]*\])*"), "closed brackets, as in n[1-4]")
+    ),
+    "priority": (_matches(r"(?i:top)|\d+"), "a number"),
     "kill-on-invalid-dep": (_matches("yes|no"), "yes or no"),
     "gpu-bind": (_matches(_GPU_BIND), "none, closest, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
 }
