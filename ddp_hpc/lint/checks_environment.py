@@ -50,7 +50,12 @@ _VALUES = (
         "it is a list of numbers separated by commas only",
         "remove the blanks or brackets, such as 0,1",
     ),
-    (r"MASTER_PORT", r"(?!.*\$\().*[+*-].*", "bash does not compute it", "write $(( ))"),
+    (
+        r"MASTER_PORT",
+        r"\d+[+-]\$\{?\w+\}?(?:%\d+)?|\$\{?\w+\}?[+*]\d+",
+        "bash does not compute it",
+        "write $(( ))",
+    ),
     (r"MASTER_ADDR", r"\$\(hostname\s+(?:-I|--all\S*)\)", "it may be several addresses", "use hostname -s"),
     (r"MASTER_ADDR", r"\$\(scontrol show (?!host).*", "this prints no names", "use scontrol show hostnames"),
     (r"MASTER_PORT", r"\d{2,3}|10[01]\d|102[0-3]", "only root can open this port", "use one above 1023"),

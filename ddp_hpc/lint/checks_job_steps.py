@@ -66,7 +66,8 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
 @check("JOB040", "warning", "results that are lost, a job without an end, or a list as a number")
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
-    of_array = bool(re.search("[-,]", tasks)) and not tasks.endswith("%1")
+    # Each task may have its own directory.
+    of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^\s*cd\s[^#\n]*\$", script.text)
     for start in starts(subject):
         command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
         text = single_quoted(command.text) if is_code else script.lines[command.line - 1] if of_array else ""

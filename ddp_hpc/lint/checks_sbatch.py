@@ -26,7 +26,7 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
 # (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
 # TU Dresden).
-_OF_PLUGINS = re.compile(
+OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11"
 )
@@ -93,7 +93,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
-        elif not _OF_PLUGINS.fullmatch(name):
+        elif not OF_PLUGINS.fullmatch(name):
             is_of_one_site = _OF_ONE_SITE.fullmatch(name)
             what = f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it"
             is_near = near and not is_of_one_site
@@ -271,7 +271,7 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
     for d in _options(subject):
         option = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
-        if d.fault or isinstance(option, tuple) or _OF_PLUGINS.fullmatch(option.name):
+        if d.fault or isinstance(option, tuple) or OF_PLUGINS.fullmatch(option.name):
             continue
         if option.until if not version else not option.is_in(version):
             have = f"only Slurm up to {option.until}" if option.until else f"only Slurm since {option.since}"

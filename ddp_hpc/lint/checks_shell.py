@@ -223,7 +223,9 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
     if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", command.text)):
         yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
     for name in re.findall(r"\$\{(\w+)\[\d+\]\}", outside):
-        if re.match(r"\$\(|`", script.set_once.get(name, "")) and f"-a {name}" not in script.text:
+        if re.match(r"\$\(|`", script.set_once.get(name, "")) and not re.search(
+            rf"-\w*a {name}\b", script.text
+        ):
             yield f"{name} is one text, and not an array, so [0] is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^\s*(?:declare -a\s+)?{name}=\(", script.text):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
-from ddp_hpc.lint.checks_sbatch import with_two_dashes
+from ddp_hpc.lint.checks_sbatch import OF_PLUGINS, with_two_dashes
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value
@@ -16,8 +16,6 @@ from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
 
 _HIDDEN = re.compile(r"[$`<{%]")
 _GLUED = re.compile(r"--?\w[\w-]*=[^=\s]*\w--[a-z][\w-]*=.*")
-# Options of plugins, such as Pyxis, Shifter, uenv and EAR, and of other components of a job.
-_OF_PLUGINS = re.compile(r"--(?:(?:no-)?container-|image|module|volume|environment|uenv|view|ear|x11|het-)")
 # The same option of torchrun, accelerate, deepspeed, srun and mpirun; each line is one meaning.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")
 _SAME = [
@@ -73,7 +71,7 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str]]:
     given, rest = read_command(command.argv[1:], of_srun=of_srun)
     for d in given:
         dashes = with_two_dashes(d)
-        if _OF_PLUGINS.match(d.flag) or _HIDDEN.search(d.written) or (d.flag[1] != "-" and not dashes):
+        if OF_PLUGINS.fullmatch(d.flag[2:]) or _HIDDEN.search(d.written) or (d.flag[1] != "-" and not dashes):
             return
         if d.fault == "unknown":
             near = nearest_known([d.flag[2:]], (*SRUN_OPTIONS, *CURRENT), cutoff=0.75)[d.flag[2:]]
@@ -109,7 +107,7 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
     end = next((i for i, word in enumerate(words) if i and word.endswith(".py")), len(words))
     own = of_program = words[1:end]
     if start.command.name in ("mpirun", "mpiexec"):
-        name, own = "mpirun", start.command.own_words
+        name, own = "mpirun" if start.is_launched else "", start.command.own_words
     known = _KNOWN.get(name, "").split()
     is_whole = name == "torchrun" and end < len(words) and not start.hides_options
     if start.program == "torchrun" and end == len(words) and re.match(r"--?\w.*=|--standalone", words[-1]):
