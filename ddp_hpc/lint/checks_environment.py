@@ -60,10 +60,10 @@ _VALUES = (
     (r"MASTER_ADDR", r"\$\(scontrol show (?!host).*", "this prints no names", "use scontrol show hostnames"),
     (r"MASTER_PORT", r"\d{2,3}|10[01]\d|102[0-3]", "only root can open this port", "use one above 1023"),
     (r"MASTER_ADDR", r"[^:]*:\d+", "it is a host, without a port", "set MASTER_PORT to the port"),
-    (r"MASTER_ADDR", r"\$\(.*\|\s*tail -(?:n ?)?1\)", "rank 0 runs on the first node", "use head -n 1"),
+    (r"MASTER_ADDR", r"\$\(scontrol.*\|\s*tail -(?:n ?)?1\)", "rank 0 has the first node", "use head -n 1"),
     (r"MASTER_ADDR", r"\$\{?PBS_NODEFILE\}?", "it is the name of a file", "write $(head -n 1 $PBS_NODEFILE)"),
     (r"NCCL_DEBUG", r"(?i:on|true|yes|debug|1)", "NCCL has no such level", "write INFO"),
-    (r"[A-Z]+_NUM_THREADS", r"auto|max|all|\d+,|-\d+", "it takes a number", "write one"),
+    (r"(?!JULIA)[A-Z]+_NUM_THREADS", r"auto|max|all|\d+,|-\d+", "it takes a number", "write one"),
 )
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")

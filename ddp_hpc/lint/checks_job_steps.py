@@ -22,9 +22,7 @@ _REGISTRY = re.compile(
     r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sqsh)(?<!\.sif)(?<!\.sqfs)(?<!\.squashfs)"
 )
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
-_KEPT = re.compile(
-    r"--\w*(?:out|save|ckpt|checkpoint)\w*[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR\}?|/tmp)\b[^\s\"]*)"
-)
+_KEPT = re.compile(r"--\w*(?:out|save|ckpt|checkpoint)\w*[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp)\b[^\s\"]*)")
 _COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|srun|sgather)\b")
 _AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
 _AS_NUMBER = re.compile(
@@ -66,16 +64,15 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
 @check("JOB040", "warning", "results that are lost, a job without an end, or a list as a number")
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
-    # Each task may have its own directory.
     of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^\s*cd\s[^#\n]*\$", script.text)
-    for start in starts(subject):
+    for start in starts(subject) if script.scheduler else ():
         command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
         text = single_quoted(command.text) if is_code else script.lines[command.line - 1] if of_array else ""
         if start.program in ("python", "torchrun", "bash", "accelerate") and (file := _WRITES.search(text)):
             what = f"all {'ranks' if is_code else 'tasks of the array'} write to {shown(file[1])}"
             yield Problem(command.line, what, "put the rank or the task into its name")
         rest = "\n".join(script.lines[command.line :])
-        if script.scheduler and (kept := _KEPT.search(command.text)) and not _COPIES.search(rest):
+        if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest):
             what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
             yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
     may_end = re.search(r"(?m)^\s*exit\b|&&|\|\|", script.text)

@@ -28,7 +28,7 @@ _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$"
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_]|n)?(?:workers|threads|cpus|cores)[= ](\d{1,3})\b")
 _MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
-_GPUS_OF_PROGRAM = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
+_GPU_OPTIONS = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
@@ -142,7 +142,10 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     if not gpus or is_open:
         return
     for start in starts(subject):
-        for option in _GPUS_OF_PROGRAM & set(start.options if start.program == "python" else ()):
+        given = (
+            start.command.option("--gres", "--gpus", "--gpus-per-node", "-G") if start.is_launched else None
+        )
+        for option in _GPU_OPTIONS & {*start.options} if start.program == "python" and given is None else ():
             several = 1 if option == "--devices" else subject.num_nodes or 1
             if (number := whole_number(start.given(option))) and number > gpus * several:
                 what = f"the program uses {number} GPUs, and the job has {gpus} on a node"
@@ -163,8 +166,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
-        of_step = start.command.option("--gpus", "-G", "--gpus-per-node", "--gres") or ""
-        own = (whole_number(of_step.rpartition(":")[2]) if start.is_launched else None) or gpus
+        own = whole_number((given or "").rpartition(":")[2]) or gpus
         if ranks and ranks > own:
             yield Problem(
                 start.command.line,

@@ -131,7 +131,7 @@ PYTHON[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
 EXEC- @ the container takes this option for the program @ write it before the image
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:]+\s+/ @ a volume is one word @ write SOURCE:PATH
 export\s+NAME\s+=\S @ the blank before = is wrong here @ omit it
-NAME=\$\(\s*wc -l "?\$\{?PBS_NODEFILE @ wc also prints the name @ write wc -l < $PBS_NODEFILE
+NAME=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
 (?!echo|printf)[^'"#]*\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
 PYTHON[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
 """
@@ -149,7 +149,7 @@ _ENDLESS = re.compile(
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
-_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#]*;\s*(?:/|\$\{?\w+\}?(?:/|\s*$))[^\s;]*\s*")
+_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;\s*(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*\s*")
 # Shebangs, and lines that their programs do not understand, unless sh is bash.
 _OF_OTHER_SHELLS = (
     (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),
@@ -169,7 +169,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
-            yield Problem(line, f"{plain(script.shebang)} does not know this", "write #!/bin/bash", "note")
+            yield Problem(line, f"{plain(script.shebang)} may not know this", "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     for command in script.commands:
