@@ -27,11 +27,11 @@ _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
-_SHORT = re.compile(r"echo|printf|date|rm|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
+_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
 _SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
 _ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
 _MONITORS = re.compile(
-    r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb"
+    r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb|^rm\b"
 )
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
 # Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
