@@ -14,6 +14,8 @@ from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program import program_of
 
+# The programs of an environment are also found, or called, by their path.
+_PATH_OF_ENV = re.compile(r"PATH=[^\n]*\benvs/[\w.-]+/bin|(?m:^\s*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w)")
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
@@ -93,6 +95,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         match = _ACTIVATE.search(text)
         is_activation = match and (in_task or command.argv[1:2] == ("activate",))
         name = match[1] if match else ""
+        is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             yield Problem(
                 command.line,
@@ -100,7 +103,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
                 f'add eval "$({name} shell hook --shell bash)" before it'
                 if name != "conda"
                 else 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
-                None if in_task or any(map(_uses_environment, script.commands[index:])) else "note",
+                None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
             )
             return
         if match and is_activation and re.findall(r"\bset ([-+])\w*u", before)[-1:] == ["-"]:

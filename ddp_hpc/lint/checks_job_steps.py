@@ -28,6 +28,11 @@ _AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
 _AS_NUMBER = re.compile(
     r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
 )
+_READ_LOOP = re.compile(
+    r"(?ms)(?:\|\s*|^\s*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s(.*?)^\s*done\b"
+    r"(?!\s*\d<)"
+)
+_READS_INPUT = re.compile(r"(?m)^\s*(srun|ssh|mpirun|mpiexec)\s.*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -61,7 +66,7 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
     return is_repeated and rest.isdisjoint(("wait", "while", "until"))
 
 
-@check("JOB040", "warning", "results that are lost, a job without an end, or a list as a number")
+@check("JOB040", "note", "lost results, a loop or a job that does not end as meant, or a list as a number")
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
     of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^\s*cd\s[^#\n]*\$", script.text)
@@ -75,6 +80,12 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest):
             what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
             yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
+    for loop in _READ_LOOP.finditer(script.text):
+        step = _READS_INPUT.search(loop[1])
+        if step and not re.search(r"/dev/null|--input|-i none|&\s*$", step[0]):
+            line = script.text.count("\n", 0, loop.start(1) + step.start(1)) + 1
+            what = f"{step[1]} reads the rest of the input of the loop, so the loop ends after one line"
+            yield Problem(line, what, "write < /dev/null after the command")
     may_end = re.search(r"(?m)^\s*exit\b|&&|\|\|", script.text)
     for command in script.commands:
         is_alone = not script.lines[command.line - 1][:1].isspace() and command.ends == "\n"

@@ -54,7 +54,7 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
         elif per_node and per_node > 1 and start.words[:2] == ("ray", "start"):
             what = f"{by} starts ray {per_node} times per node, and one is for the whole node"
-            yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1")
+            yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1", "note")
         elif per_node and per_node > 1 and _starts_ranks_of_node(inner):
             name = "torchrun" if inner.is_torchrun else inner.program
             yield Problem(

@@ -89,7 +89,8 @@ def _own_options(command: Command) -> list[str]:
 @check("RANK029", "warning", "all threads of a rank on one core")
 def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
     threads = whole_number(subject.script.last_assigned("OMP_NUM_THREADS") or "") or 1
-    is_open_mpi = _mpi_of(subject) == "Open MPI"
+    # The supervisor adds --bind-to none.
+    is_open_mpi = _mpi_of(subject) == "Open MPI" and not subject.script.supervised
     for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi and threads > 1 else ():
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)

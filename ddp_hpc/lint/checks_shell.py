@@ -120,8 +120,6 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
 (?!echo|printf)[^'"#]*\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or .py
 PYTHONtorch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
-(?:conda|mamba)\s+(?:create|install|update)(?![^#]*\s(?:-\w*y|--yes|--help)\b)\s
-    @ it asks, and nobody answers @ add -y
 (?:srun\s.*?)?(?:singularity|apptainer)\s[^#]*?(?:-B|--bind)\s+[^\s:]+\s+/(?!IMAGE)\S*\s+IMAGE
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
 (?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^']*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}

@@ -36,6 +36,8 @@ _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*(?:[*/+-]\s*\w+
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|TORCH_NCCL_\w+|(?:NCCL|GLOO)_SOCKET_\w+|"
+    r"(?:HF|TRANSFORMERS)_(?:\w+_)?(?:OFFLINE|CACHE|HOME)|TORCH_HOME|WANDB_MODE|PYTORCH_(?:CUDA_)?ALLOC_CONF|"
+    r"CUDA_LAUNCH_BLOCKING|TOKENIZERS_PARALLELISM|"
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )

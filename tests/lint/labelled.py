@@ -146,6 +146,11 @@ TORQUE = P + "#PBS -l nodes=1:ppn=8\n"
 
 # Whole scripts: the check, whether it has a finding, and the script.
 SCRIPTS: list[tuple[str, bool, str]] = [
+    ("RANK019", True, S + "TRANSFORMERS_OFFLINE=1\npython a.py\n"),
+    ("RANK019", False, S + "export TRANSFORMERS_OFFLINE=1\npython a.py\n"),
+    ("RANK019", False, "#!/bin/bash\n#PBS -l select=1\nOMP_NUM_THREADS=4\n./a\n"),
+    ("JOB040", False, S + "while read -r file; do\n  srun python a.py $file < /dev/null\ndone < list\n"),
+    ("JOB040", False, S + "while read -r file; do\n  srun --input=none python a.py $file\ndone < list\n"),
     # Directives that the scheduler does not read.
     ("JOB004", True, S + "set -e\n#SBATCH --nodes=2\n"),
     ("JOB004", False, "\ufeff" + S),
@@ -545,6 +550,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB034", False, S + 'srun --mpi="pmix" ./a\n'),
     ("JOB034", False, S + "python -m torch.distributed.checkpoint.format_utils dcp_to_torch a b\n"),
     ("JOB034", False, S + "conda create -y -n e python accelerate x\n"),
+    ("JOB034", False, S + "conda create -n e python\n"),
     ("JOB034", False, S + 'srun bash -c "ray start --head; python a.py"\n'),
     ("JOB033", False, S + "make_config\ntee config.txt <<EOF\na\nEOF\necho $?\n"),
     (
@@ -710,7 +716,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
             (False, "sbatch --array=1-4 next.sh --name x"),
         )
     ),
-    ("JOB034", True, S + "conda install pytorch\n"),
     ("JOB034", False, S + "conda install -c pytorch -y pytorch\n"),
     ("JOB034", True, S + "python torch.distributed.launch --nproc-per-node=4 train.py\n"),
     ("JOB034", False, S + "export LD_LIBRARY_PATH=/opt/lib; /opt/bin/simulate --steps 4\n"),
@@ -1025,6 +1030,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB022", "note", S + "if [ $HOST = a ]; then\n  cd $PBS_O_WORKDIR\nfi\n"),
     ("JOB022", "warning", S + "cd $PBS_O_WORKDIR\n"),
     ("SLURM005", "note", RANKS + "#SBATCH --gpus-per-task=1\nsrun python train.py\n"),
+    ("JOB023", "note", S + 'conda activate ml\nexport PATH="$HOME/envs/ml/bin:$PATH"\npython a.py\n'),
+    ("JOB040", "note", S + "cat list | while read -r file; do\n  srun python a.py $file\ndone\n"),
     ("SLURM012", "note", ONE + "#SBATCH --ntasks-per-node=4\npython train.py\n"),
     ("SLURM023", "note", S + "#SBATCH --nodes=1 --nodelist=a,b\n"),
 ]
