@@ -10,7 +10,7 @@ from ddp_hpc.trace.analysis_results import PART_NAMES, PARTS, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_BARS, timeline
-from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.recorded import about, details
 from ddp_hpc.trace.report_tables import report_tables
 
 _MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
@@ -45,6 +45,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "number": number,
         "capture": capture,
         "about": about(capture),
+        "details": details(capture),
         "timeline": lines,
         "tables": report_tables(capture),
     }

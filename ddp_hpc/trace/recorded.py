@@ -19,14 +19,13 @@ _HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MUCH, _MOST_CHARACTERS = 64, 3, 0.001,
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
-    """Returns what was recorded: terms and descriptions."""
+    """Returns what was measured, and where: terms and descriptions."""
     steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
     numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
     has_size = any(trace.world_size for trace in capture.ranks)
     of_size = f"of {capture.world_size}" if has_size else "(world size not recorded)"
     names = sorted({trace.device_name or trace.device for trace in capture.ranks})
     hosts = list(dict.fromkeys(cut(trace.host, _HOST_LENGTH) or "unknown" for trace in capture.ranks))
-    first = capture.ranks[0]
     found = [
         ("ranks", f"{len(capture.ranks)} {of_size}"),
         ("hosts", first_of(hosts) if hosts != ["unknown"] else ""),
@@ -34,7 +33,12 @@ def about(capture: Capture) -> list[tuple[str, str]]:
         ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else ""),
         ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
     ]
-    on_host = ""
+    return [(term, text) for term, text in found if text]
+
+
+def details(capture: Capture) -> list[tuple[str, str]]:
+    """Returns what was recorded: terms and descriptions."""
+    found, on_host, first = [], "", capture.ranks[0]
     if capture.on_device:
         on_host = " on the host"
         found += [("Tensor or matrix cores", _use_of_cores(capture)), ("launches", _launches(capture))]

@@ -8,7 +8,7 @@ from ddp_hpc.base.text_table import Table, printable, table
 from ddp_hpc.base.units import counted
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.recorded import about, details
 from ddp_hpc.trace.report_tables import report_tables
 
 _MOST_ROWS, _MOST_WAITS = 10, 5
@@ -23,7 +23,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}",
         "\n".join(warnings),
         "\n".join((*sentences, *capture.findings)),
-        "\n".join(f"{what}: {value}" for what, value in about(capture)),
+        "\n".join(f"{what}: {value}" for what, value in about(capture) + details(capture)),
         _show(tables.mean_steps(captures), _MOST_ROWS),
     ]
     for section, shown in report_tables(capture).items():

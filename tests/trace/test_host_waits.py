@@ -6,7 +6,7 @@ import pytest
 
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.html_page import page
-from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.recorded import details
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, step, write
@@ -302,7 +302,7 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
 
 def test_what_was_not_recorded_is_said(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
-    assert about(capture)[-5:-1] == [
+    assert details(capture)[-5:-1] == [
         ("memory of the device", "not recorded (profile_memory=True)"),
         ("data loading on the host", "not recorded (no DataLoader, and no region named data)"),
         ("metadata of the trace", "backend gloo"),
@@ -316,7 +316,7 @@ def test_the_trace_says_what_it_knows_about_the_job(tmp_path):
     document |= {"traceName": "ep64_seqlen4096.json", "cuda_runtime_version": 12040, "with_stack": 1}
     document |= {"trace_id": "3F", "config": "tp1", "deviceProperties": []}
     path.write_text(json.dumps(document))
-    assert about(read_capture(path))[-3:-1] == [
+    assert details(read_capture(path))[-3:-1] == [
         ("name of the trace", "ep64_seqlen4096.json"),
         ("metadata of the trace", "cuda_runtime_version 12040, config tp1, backend gloo"),
     ]
@@ -368,7 +368,7 @@ def test_graphs_and_a_host_that_is_ahead_of_the_device_are_described(tmp_path):
         "earlier work.",
     )
     tokens = "8 tokens; requests in the context phase: 1, in generation: 1"
-    assert dict(about(capture))["input of the first layer"] == tokens
+    assert dict(details(capture))["input of the first layer"] == tokens
 
 
 def test_a_slow_collective_and_the_ranks_that_are_late_next_are_named(tmp_path):

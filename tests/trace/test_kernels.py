@@ -12,7 +12,7 @@ from ddp_hpc.trace.event_names import distinguished, shortened
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import timeline
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
-from ddp_hpc.trace.recorded import about
+from ddp_hpc.trace.recorded import about, details
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, training, write
@@ -383,7 +383,7 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         call, kernel = launch(number, 10.0 * number, name, 100 * number + 50, 40)
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert dict(about(capture))["Tensor or matrix cores"] == (
+    assert dict(details(capture))["Tensor or matrix cores"] == (
         "used 67% of the time of computing kernels, by their names; "
         "occupancy: not recorded for most of this time"
     )
@@ -413,7 +413,7 @@ def test_the_input_of_the_first_layer_shows_the_batch_size(tmp_path, name, dims,
     events += [event("cpu_op", "aten::relu", 20, 1, **inputs), event("cpu_op", name, 30, 20, **inputs)]
     events += [event("cpu_op", "aten::linear", 60, 20, **{"Input Dims": [[1, 1]]})]
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    assert dict(about(capture))["input of the first layer"] == f"{shown} in {name})"
+    assert dict(details(capture))["input of the first layer"] == f"{shown} in {name})"
 
 
 def test_the_first_layer_is_unknown_if_graphs_run_before_the_first_operator(tmp_path):
@@ -422,7 +422,7 @@ def test_the_first_layer_is_unknown_if_graphs_run_before_the_first_operator(tmp_
         event("cpu_op", "aten::linear", 20, 9, **{"Input Dims": [[46, 2880], [9, 2880]]})
     ]  # the last layer
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    assert dict(about(capture))["input of the first layer"].startswith(
+    assert dict(details(capture))["input of the first layer"].startswith(
         "not recorded, because the first layers"
     )
 
@@ -430,7 +430,7 @@ def test_the_first_layer_is_unknown_if_graphs_run_before_the_first_operator(tmp_
 def test_missing_shapes_are_said_with_the_option_that_records_them(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", training()))
     said = "shapes were not recorded (record_shapes=True)"
-    assert dict(about(capture))["input of the first layer"] == said
+    assert dict(details(capture))["input of the first layer"] == said
 
 
 @pytest.mark.parametrize(
@@ -444,8 +444,8 @@ def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path
     events += launch(3, 120, "elementwise_kernel<float>", 300, 500)
     capture = read_capture(write(tmp_path / "rank0.json", events))
     share = "; these kernels take 16.7% of the time of computing kernels"
-    assert dict(about(capture))["data types of matrix products"] == shown + share
-    assert "data types of attention" not in dict(about(capture))
+    assert dict(details(capture))["data types of matrix products"] == shown + share
+    assert "data types of attention" not in dict(details(capture))
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_a_kernel_with_a_type_of_fewer_bits_in_its_name_has_this_type(tmp_path, 
     inputs = {"Input Dims": [[2, 2]], "Input type": ["c10::BFloat16"]}
     events = [event("cpu_op", "vllm::moe_forward", 0, 50, **inputs), *launch(1, 5, name, 100, 75)]
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    assert dict(about(capture))["data types of mixture of experts"] == f"100.0% {shown}"
+    assert dict(details(capture))["data types of mixture of experts"] == f"100.0% {shown}"
     assert uses_tensor_cores(name, "attention") == (1 if name.startswith("bmm_") else None)
 
 
