@@ -35,6 +35,8 @@ _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
+_MORE_CALLS = 2
+"""The number of levels of Python calls beyond those of operators."""
 _KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, PYTHON, OPERATOR, CALL, BLOCKING, *KINDS)
 """The kinds of bars."""
 
@@ -236,13 +238,14 @@ def _bars(
         if event.kind != ANNOTATION or trace.busy or not region_of_event(ANNOTATION, event.name):
             of_kind[event.kind].append(event)
     for lane in lanes:
+        most = num_levels + _MORE_CALLS * (lane.categories == (PYTHON,))
         events = [event for kind in lane.categories for event in of_kind[kind]]
         events.sort(key=lambda event: (event.start_s, -event.dur_s))
         for event, level in zip(events, _levels(events), strict=True):
-            if level < num_levels or lane.categories != (OPERATOR,):
+            if level < most or lane.categories != (OPERATOR,):
                 # Deeper operators are omitted, because they would hide those that called them.
                 step = trace.step_at(event.start_s, lane.title.startswith("host"))
-                yield _Bar(event, row, min(level, num_levels - 1), step)
+                yield _Bar(event, row, min(level, most - 1), step)
 
 
 def _levels(events: Sequence[NamedEvent]) -> Iterator[int]:

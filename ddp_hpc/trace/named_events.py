@@ -28,6 +28,8 @@ from ddp_hpc.trace.named_results import (
 )
 from ddp_hpc.trace.step_times import Steps
 
+_FILLED = 0.9
+"""A Python function that spends this fraction of its time in a single other one is not shown."""
 _FEWER_FUNCTIONS = 20
 """The ratio of the numbers of operators and of Python functions that are shown, which enclose each other."""
 
@@ -195,7 +197,7 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
     chosen = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for python in (recording.modules, recording.functions):
+    for python in (recording.modules, _visible_functions(recording)):
         longest = np.argsort(python.durations)[-most // _FEWER_FUNCTIONS :]
         for _, (_, name), start_s, dur_s in _rows(python, longest, recording.zero_s):
             events.append(NamedEvent(PYTHON, name, start_s, dur_s))
@@ -217,6 +219,19 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
         path = tree.path(caller, host)
         events.append(NamedEvent(kind, name, start_s, dur_s, path, float(moment_s), details))
     return tuple(events)
+
+
+def _visible_functions(recording: Recording) -> Events:
+    """Returns the Python functions of threads that run operators or call the device's runtime, which others
+    such as those of progress bars do not, without those that only call one other function.
+    """
+    functions = recording.functions
+    own = np.unique(np.concatenate([recording.host.thread, recording.launches.thread]))
+    functions = functions.chosen(np.isin(functions.thread, own))
+    above = parents(functions.thread, functions.starts, functions.durations)
+    is_filled = np.zeros(len(functions), bool)
+    is_filled[above[(above >= 0) & (functions.durations >= _FILLED * functions.durations[above])]] = True
+    return functions.chosen(~is_filled)
 
 
 def _rows(

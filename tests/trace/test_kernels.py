@@ -279,6 +279,18 @@ def test_modules_and_python_functions_that_are_not_short_are_named(tmp_path):
     assert named == ["nn.Module: Linear_0", "train.py(3): load"]
 
 
+def test_python_functions_that_only_call_another_one_or_launch_nothing_are_not_named(tmp_path):
+    spans = {"main.py(1): main": (0, 100), "train.py(3): load": (2, 95), "image.py(7): decode": (3, 60)}
+    events = [event("python_function", name, ts, dur) for name, (ts, dur) in spans.items()]
+    events += [
+        event("python_function", "tqdm/_monitor.py(5): run", 0, 100, tid=9),
+        event("cpu_op", "aten::mm", 1, 3),
+    ]
+    trace = read_rank(write(tmp_path / "rank0.json", events))
+    named = [one.name for one in trace.named if one.kind == "Python call"]
+    assert sorted(named) == ["image.py(7): decode", "train.py(3): load"]
+
+
 def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_path):
     events = []
     for number in range(3):
