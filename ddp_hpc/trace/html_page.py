@@ -25,7 +25,9 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     Raises:
         RequestError: plotly is not installed.
     """
-    figures: dict[str, Figure] = {"mean": mean_steps(captures)}
+    # The only column of one rank would show nothing that the table does not.
+    several = len(captures) > 1 or len(captures[0].ranks) > 1
+    figures: dict[str, Figure] = {"mean": mean_steps(captures)} if several else {}
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     return document(
         "traces.html.j2", figures, captures=captures, sections=sections, sentences=sentences,
