@@ -13,6 +13,7 @@ from ddp_hpc.trace.event_names import SHARED_KINDS, annotated_kind, kernel_kind
 # The first match determines the kind. Kernels of Inductor have the names of all operators that they fuse, and
 # those that compute a convolution as a matrix product have both names.
 _EXPERTS = "mixture of experts"
+_ACTIVATION = "(swiglu|silu)"
 _WORDS = (
     (_EXPERTS, "(?<![a-z])moe|matmul_ogs|^_finalize_matmul_scatter|_routing_|bitmatrix|^_topk_forward"),
     ("attention", "^triton_tem\\w*attention"),
@@ -21,7 +22,7 @@ _WORDS = (
     ("softmax and reductions", "^triton_(red|per)"),
     ("elementwise", "^triton_|rotary|rope_|upsample|kernel_with_index"),
     # Of kernels that compute an activation and quantize its result, the activation is the kind.
-    ("elementwise", "^(?!.*gemm|bmm_).*(swiglu|silu)_?\\w*_(forward|backward|and|cast)"),
+    ("elementwise", f"^(?!.*gemm|bmm_).*{_ACTIVATION}((?!{_ACTIVATION})\\w)*_(forward|backward|and|cast)"),
     ("quantization", "quantize|_quant_kernel|fp8_quant|fp8_?(rowwise|qparam)|_cast_(to|back|and)_|cast_back"),
     ("embedding and indexing", "split_(embedding|eb_)|embedding_codegen|bounds_check"),
     ("embedding and indexing", "index_copy|kv_indices|^(void )?rocprim(?!.*reduce)"),
@@ -45,7 +46,8 @@ _WORDS = (
     ("softmax and reductions", "softmax|reduce(?!d)|loss|lpnorm|normtwo|(vector|foreach)_norm|argm(ax|in)"),
     ("softmax and reductions", "finalize|::(sum|mean|max|min|amax|amin|any|all)\\b|cross_entropy"),
     ("elementwise", "elementwise|multi_tensor_apply|fill|dropout|distribution|activation|act_and_mul|sqrt"),
-    ("elementwise", "silu|gelu|relu|swiglu|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
+    ("elementwise", "silu|gelu|relu|swiglu|tensorop|epilogue|scale((?!scale)\\w)*tensor"),
+    ("elementwise", "::(add|mul|div|sub)_?\\b"),
     ("elementwise", "sigmoid|tanh|threshold|clamp|nan_to|recip|normal_|uniform_|bernoulli|randint"),
     ("elementwise", "::(where|pow|neg|log2?|exp|[gl][et]|eq)\\b"),
 )

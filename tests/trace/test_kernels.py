@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import time
 
 import pytest
 
@@ -547,3 +548,10 @@ def test_the_first_of_the_longest_calls_of_a_kernel_is_placed_in_its_step(tmp_pa
     table = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent))
     assert [table.write(column, table.rows[0]) for column in table.columns[-1:]] == ["8x2x1, 128x1x1"]
     assert table.rows[0]["longest_at"] == "step 1, 1.08 ms"
+
+
+@pytest.mark.parametrize("name", ["silu_" * 20_000, "scale" * 20_000])
+def test_the_kind_of_a_very_long_name_is_found_at_once(name):
+    start_s = time.perf_counter()
+    assert kernel_category(name) in ("elementwise", "other")
+    assert time.perf_counter() - start_s < 2
