@@ -332,6 +332,8 @@ class CollectiveRow:
     """The part of `total_s` in which nothing was computed. Collectives at the same time count both."""
     transfer_s: float | None
     """Median time from the start on the last rank to the end; None without the calls of all ranks."""
+    transfers_s: float
+    """The part of `total_s` that is not waiting for other ranks; 0 if `transfer_s` is unknown."""
     busbw_bytes_per_s: float | None
     """Bus bandwidth as defined by nccl-tests, computed from `transfer_s`; None if a part of it is unknown."""
     slowest_s: float

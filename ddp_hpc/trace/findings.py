@@ -239,7 +239,7 @@ def _communication(capture: Capture) -> Iterator[str]:
         return
     of_rank = " on a rank" * (len(capture.ranks) > 1)
     text = f"Collectives take {duration(total_s)}{capture.per_step}{of_rank}"
-    transfers_s = sum(row.num_calls * row.transfer_s for row in rows if row.transfer_s) / capture.num_steps
+    transfers_s = sum(row.transfers_s for row in rows) / capture.num_steps
     if all(row.transfer_s is not None for row in rows):
         at_most = "at most " * bool(capture.missing)  # a rank without a trace can have started them last
         rest = ", and the rest is waiting for other ranks" * (transfers_s < _TRANSFER * total_s)
@@ -254,7 +254,7 @@ def _communication(capture: Capture) -> Iterator[str]:
     yield f"{text}. The longest is {_collective(longest, capture)}."
     row = rows[0]
     if row.transfer_s is not None:
-        transfer_s, exposed_s = row.num_calls / capture.num_steps * row.transfer_s, overall.comm_exposed_s
+        transfer_s, exposed_s = row.transfers_s / capture.num_steps, overall.comm_exposed_s
         if (
             not (capture.straggler or capture.slow_connection)
             and row.num_ranks > 1
@@ -291,7 +291,7 @@ def _collective(row: CollectiveRow, capture: Capture) -> str:
     )
     at_most, at_least = ("at most ", "at least ") if capture.missing else ("", "")
     if row.transfer_s is not None:
-        text += f", of which {at_most}{duration(num_calls * row.transfer_s)} is the transfer"
+        text += f", of which {at_most}{duration(row.transfers_s / capture.num_steps)} is the transfer"
     else:
         at_least = "at least "
     busbw = _bandwidth(row)

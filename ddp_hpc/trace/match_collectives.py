@@ -167,21 +167,23 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
     table = []
     for key, own in calls.items():
         kind, _, num_ranks, num_bytes = key
-        durations = [call.dur_s for _, call in own]
+        durations, num_callers = [call.dur_s for _, call in own], len({rank for rank, _ in own})
         median_s = statistics.median(durations)
         known = transfers.get(key) or (durations if num_ranks == 1 else [])
         transfer_s = statistics.median(known) if known else None
+        total_s, num_calls = sum(durations) / num_callers, round(len(own) / num_callers)
         slowest_rank, slowest = max(own, key=lambda item: item[1].dur_s)
         callers = slowest.callers.split(" > ")[::-1]
-        num_callers = len({rank for rank, _ in own})
         table.append(
             CollectiveRow(
                 *key,
-                num_calls=round(len(own) / num_callers),
+                num_calls=num_calls,
                 median_s=median_s,
-                total_s=sum(durations) / num_callers,
+                total_s=total_s,
                 exposed_s=sum(call.exposed_s for _, call in own) / num_callers,
                 transfer_s=transfer_s,
+                # A median would count the transfers of the few calls that take much longer as waiting.
+                transfers_s=min(statistics.fmean(known) * num_calls, total_s) if known else 0.0,
                 busbw_bytes_per_s=bus_bandwidth(kind, num_ranks, num_bytes, transfer_s) or None,
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
@@ -190,4 +192,4 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 blocks=max(call.blocks for _, call in own),
             )
         )
-    return tuple(sorted(table, key=lambda row: -row.num_calls * (row.transfer_s or row.median_s)))
+    return tuple(sorted(table, key=lambda row: -(row.transfers_s or row.num_calls * row.median_s)))

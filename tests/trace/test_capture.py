@@ -304,6 +304,22 @@ def test_the_annotation_around_the_launch_says_what_a_kernel_of_nccl_does(tmp_pa
     assert capture.collectives[0].busbw_bytes_per_s == pytest.approx(4000 / (50 * US))
 
 
+def test_a_few_slow_transfers_do_not_count_as_waiting(tmp_path):
+    """Most calls take 10 us and one takes 200 us, and all ranks start each of them at the same time."""
+    calls = [("all_reduce", 1000, start, start + 10) for start in (10, 30, 50)]
+    capture = annotated(tmp_path, [[*calls, ("all_reduce", 1000, 100, 300)]] * 2)
+    (row,) = capture.collectives
+    assert row.transfer_s == pytest.approx(10 * US)
+    assert row.transfers_s == pytest.approx(230 * US) == row.total_s
+    assert "of which 230 us is the transfers; 0% of the communication" in " ".join(capture.findings)
+
+
+def test_one_rank_does_not_wait_for_others_in_a_collective(tmp_path):
+    calls = [("all_reduce", 1000, start, start + length) for start, length in ((10, 5), (30, 5), (50, 90))]
+    said = " ".join(annotated(tmp_path, [calls]).findings)
+    assert "Collectives take 100 us per step, of which 100 us is the transfers;" in said
+
+
 def test_calls_that_end_before_others_begin_are_not_the_same_collective(tmp_path):
     """Of both ranks, the trace lacks another call, so that their numbers are equal."""
     first, second, third = (("all_reduce", 1000, start, start + 90) for start in (10, 130, 250))
