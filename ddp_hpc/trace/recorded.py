@@ -72,10 +72,11 @@ def _use_of_cores(capture: Capture) -> str:
         times[row["tensor_cores"]] += row["total_s"] * (not row["is_copy"])
     all_s = sum(times.values()) or 1.0
     known = f"used {times[1.0] / all_s:.0%} of the time of computing kernels, by their names"
-    unknown = f"; unknown for {times[None] / all_s:.0%}" * (times[None] >= _MUCH * all_s)
+    if times[None] >= _MUCH * all_s:
+        known += f"; unknown for {times[None] / all_s:.0%}"
     occupancy = weighted(rows, "occupancy")
     estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
-    return f"{known if times[1.0] or times[0.0] else 'unknown'}{unknown}; occupancy: {estimate}"
+    return f"{known if times[1.0] or times[0.0] else 'unknown'}; occupancy: {estimate}"
 
 
 def _launches(capture: Capture) -> str:
