@@ -195,10 +195,11 @@ def _precede_backward(launches: Launches, region: npt.NDArray[np.object_], steps
     backward pass of its step, so that it belongs to a forward pass that is not annotated.
     """
     step_of, is_backward = index_at(steps, launches.moment), launches.is_known & (region == "backward")
-    begins = np.full(len(steps[0]) + 1, np.iinfo(np.int64).min)  # the last one is outside of the steps
-    for step in np.unique(step_of[is_backward & (step_of >= 0)]).tolist():
-        begins[step] = launches.moment[is_backward & (step_of == step)].min()
-    chosen: _Mask = launches.is_known & (region == "") & (launches.moment < begins[step_of])
+    unknown = np.iinfo(np.int64).max
+    begins = np.full(len(steps[0]) + 1, unknown)
+    np.minimum.at(begins, step_of[is_backward], launches.moment[is_backward])
+    is_before = (step_of >= 0) & (begins[step_of] < unknown) & (launches.moment < begins[step_of])
+    chosen: _Mask = launches.is_known & (region == "") & is_before
     return chosen
 
 
