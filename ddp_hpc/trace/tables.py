@@ -285,7 +285,7 @@ def steps(capture: Capture) -> Table:
         largest_s, rank, _ = max(found, key=lambda one: one[:2])
         row = dict.fromkeys(column.field for column in columns) | more.get(number, {}) | vars(mean)
         row |= {"name": f"step {number}", "step": mean.wall_s, "largest_s": largest_s, "largest_rank": rank}
-        rows.append(row | {"busy_s": mean.wall_s - (mean.device_idle_s or mean.idle_s), "order": ""})
+        rows.append(row | {"busy_s": mean.wall_s - mean.device_idle_s, "order": ""})
     by_length = sorted(rows, key=lambda row: row["step"])
     if rows and ms(by_length[0]["step"]) != ms(by_length[-1]["step"]):
         by_length[0]["order"], by_length[-1]["order"] = "shortest", "longest"
@@ -295,7 +295,8 @@ def steps(capture: Capture) -> Table:
         return Table([], [])
     parts = [Column("name", "steps, ms"), Column("order", "it is the"), Column("step", "step", ms)]
     ranks = [Column("largest_s", "most ms on a rank", ms), Column("largest_rank", "rank")]
-    parts += [*ranks * (len(capture.ranks) > 1), Column("busy_s", "busy", ms), *_parts(rows)]
+    busy = [Column("busy_s", "busy", ms)] * capture.on_device
+    parts += [*ranks * (len(capture.ranks) > 1), *busy, *_parts(rows)]
     return Table([*parts, *columns], rows)
 
 

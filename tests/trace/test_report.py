@@ -63,10 +63,10 @@ ranks by step without comm, ms  step without comm  step  data  forward  backward
 rank 0                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 rank 1                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 
-steps, ms  it is the  step  most ms on a rank  rank  busy  data  forward  backward  comm exposed  comm hidden
-step 2                0.35               0.35     1  0.35  0.01     0.10      0.20          0.04         0.05
-step 3                0.35               0.35     1  0.35  0.01     0.10      0.20          0.04         0.05
-step 4                0.35               0.35     1  0.35  0.01     0.10      0.20          0.04         0.05
+steps, ms  it is the  step  most ms on a rank  rank  data  forward  backward  comm exposed  comm hidden
+step 2                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
+step 3                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
+step 4                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
 
 collectives per step     size  ranks  calls  total ms  exposed ms  median ms  median transfer ms  busbw GB/s\
   slowest ms  on rank, step
