@@ -266,11 +266,14 @@ def _communication(capture: Capture) -> Iterator[str]:
                 "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
                 "send_recv with one rank per node does."
             )
-    is_in_node = capture.on_device and 1 < longest.num_ranks <= _IN_NODE
+    hosts = {trace.host for trace in capture.ranks}
+    is_in_node = capture.on_device and 1 < longest.num_ranks <= _IN_NODE and len(hosts) == 1
     if is_in_node and longest.bytes >= _LARGE and 0 < _bandwidth(longest) < _SLOW_LINK:
         waits = "" if longest.transfer_s else "ranks wait for each other in it, or "
+        is_sure = "" not in hosts and not capture.missing
+        where = "between GPUs of one node" if is_sure else "if all ranks are on one node"
         yield (
-            f"{_bandwidth(longest) / 1e9:.3g} GB/s is slow between GPUs of one node, where PCIe 4.0 x16 "
+            f"{_bandwidth(longest) / 1e9:.3g} GB/s is slow {where}, where PCIe 4.0 x16 "
             f"carries up to 32 GB/s in each direction, and NVLink or xGMI more: {waits}it does not use these "
             "links well (NCCL_DEBUG=INFO shows which are used)."
         )

@@ -1,12 +1,14 @@
 """The analysis of synthetic traces."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace import critical_path, kernel_tables
 from ddp_hpc.trace import trace_files as files_module
+from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace.made import all_reduce, annotation, event, step, write
@@ -318,6 +320,17 @@ def test_one_rank_does_not_wait_for_others_in_a_collective(tmp_path):
     calls = [("all_reduce", 1000, start, start + length) for start, length in ((10, 5), (30, 5), (50, 90))]
     said = " ".join(annotated(tmp_path, [calls]).findings)
     assert "Collectives take 100 us per step, of which 100 us is the transfers;" in said
+
+
+def test_a_link_is_slow_only_between_ranks_that_can_share_a_node(tmp_path):
+    capture = annotated(tmp_path, [[("all_reduce", 2**20, 10, 1000)]] * 2)
+    first, second = capture.ranks
+    one = "4.24 GB/s is slow between GPUs of one node, where"
+    assert one in " ".join(findings(capture))
+    unknown = replace(capture, ranks=(replace(first, host=""), replace(second, host="")))
+    assert "4.24 GB/s is slow if all ranks are on one node, where" in " ".join(findings(unknown))
+    apart = replace(capture, ranks=(first, replace(second, host="node2")))
+    assert "GB/s is slow" not in " ".join(findings(apart))
 
 
 def test_calls_that_end_before_others_begin_are_not_the_same_collective(tmp_path):
