@@ -201,11 +201,12 @@ def _following(ranks: Sequence[RankTrace], waited: dict[int, float], wall_s: flo
     most = {region: max(host_s.get(region, 0.0) for host_s in others) for region in REGIONS}
     region = max(REGIONS, key=lambda region: least[region] - most[region])
     if least[region] - most[region] >= _LITTLE * wall_s:
+        takes = "host takes" if len(named) == 1 else "hosts take"
         text += (
-            f", on which the host takes at least {duration(least[region])} for {region}, on the others at "
+            f", on which the {takes} at least {duration(least[region])} for {region}, on the others at "
             f"most {duration(most[region])}"
         )
-    return f". Next is {text}"
+    return f". Next {'is' if len(named) == 1 else 'are'} {text}"
 
 
 def _mean_with_itself(others: Iterable[float]) -> float:
