@@ -97,15 +97,21 @@ class Subject:
         """The number of requested nodes; None if the directives do not set it or give a range."""
         return self.asked_nodes or self.scheduler.reader.num_nodes(self.script)
 
-    def value_of(self, word: str) -> str:
-        """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
+    def value_of(self, word: str, depth: int = 4) -> str:
+        """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word.
+
+        A value may be computed from other variables, or from itself, so they are read at most `depth` deep.
+        """
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
         if product := re.fullmatch(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)", word):
-            one, other = (self.value_of(one if one.isdigit() else f"${one}") for one in product.groups())
-            return str(int(one) * int(other)) if one.isdigit() and other.isdigit() else word
+            one, other = (
+                whole_number(self.value_of(factor if factor.isdecimal() else f"${factor}", depth))
+                for factor in product.groups()
+            )
+            return word if one is None or other is None else str(one * other)
         if re.fullmatch(r"\$\(.*PBS_NODEFILE.*\)", word) and "wc -l" in word and self.num_nodes:
             return str(self.num_nodes * (1 if re.search("sort -u|uniq", word) else self.ranks_per_node or 1))
-        if not match:
+        if not match or depth == 0:
             return word
         of_node = self.num_nodes and self.ranks_per_node and self.num_nodes * self.ranks_per_node
         tasks = whole_number(self.script.value("--ntasks")) or of_node
@@ -119,7 +125,8 @@ class Subject:
             "SLURM_CPUS_PER_TASK": whole_number(self.script.value("--cpus-per-task")),
         }
         value = known.get(match[1]) if match[1] in known else self.script.set_once.get(match[1])
-        found = "" if value is None else self.value_of(str(value)) if str(value)[:2] == "$(" else str(value)
+        found = "" if value is None else str(value)
+        found = self.value_of(found, depth - 1) if found.startswith("$(") else found
         return word if "$" in found else found or word
 
     @cached_property

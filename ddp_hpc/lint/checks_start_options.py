@@ -122,7 +122,7 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
         elif _FLAGS.fullmatch(flag) and name != "mpirun":
             if re.fullmatch(r"(?i:true|false|yes|no|\d+)", value if equals else following):
                 yield f"{plain(flag)} of {name} takes no value", f"omit {plain(value or following)}"
-        elif not is_known and (flag.startswith("--") or (is_whole and flag[0] == "-" and len(flag) > 2)):
+        elif not is_known and (flag.startswith("--") or (is_whole and flag[:1] == "-" and len(flag) > 2)):
             near = nearest_known([long], known, cutoff=0.88)[long]
             instead = _instead(name, flag) or (near and f"--{near}")
             if instead or is_whole:

@@ -100,3 +100,17 @@ def test_a_command_that_does_something_else_is_reported(command: str) -> None:
 def test_linux_gives_env_one_argument(shebang: str, severities: list[str]) -> None:
     text = f"#!/usr/bin/{shebang}\n#SBATCH --time=01:00:00\n./simulate\n"
     assert [one.severity for one in lint_script(text) if one.check == "JOB034"] == severities
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "NUM=$((NUM*2))\nmpirun -n $NUM ./a.out",
+        "ONE=$((OTHER*2))\nOTHER=$((ONE*2))\nmpirun -n $ONE ./a.out",
+        "mpirun -n $((²*2)) ./a.out",
+        "srun torchrun '' --nnodes=2 train.py",
+        "srun torchrun =x --nnodes=2 train.py",
+    ],
+)
+def test_values_without_a_number_and_empty_arguments(code: str) -> None:
+    assert all(f.check != "RANK031" for f in lint_script(f"#!/bin/bash\n#SBATCH --nodes=2\n{code}\n"))
