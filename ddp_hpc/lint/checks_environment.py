@@ -48,7 +48,7 @@ _VALUES = (
         r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES",
         r"\d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*",
         "it is a list of numbers separated by commas only",
-        "remove the blanks or brackets, such as 0,1",
+        "write the numbers without blanks or brackets, such as 0,1",
     ),
     (
         r"MASTER_PORT",

@@ -29,7 +29,7 @@ _AS_NUMBER = re.compile(
     r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
 )
 _READ_LOOP = re.compile(
-    r"(?ms)(?:\|\s*|^\s*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s(.*?)^\s*done\b"
+    r"(?ms)(?:\|\s*|^\s*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s(.*?)(?:^|;)\s*done\b"
     r"(?!\s*\d<)"
 )
 _READS_INPUT = re.compile(r"(?m)^\s*(srun|ssh|mpirun|mpiexec)\s.*$")

@@ -147,7 +147,7 @@ _ENDLESS = re.compile(
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
-_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;\s*(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*\s*")
+_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*\s*")
 # Shebangs, and lines that their programs do not understand, unless sh is bash.
 _OF_OTHER_SHELLS = (
     (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),

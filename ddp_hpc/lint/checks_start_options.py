@@ -81,7 +81,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str]]:
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"
         elif d.fault in ("no value", "extra value"):
-            yield f"{shown(d.written)} has {d.fault.replace('extra', 'a')}", f"see {name} --help"
+            needs = "takes no" if d.fault == "extra value" else "needs a"
+            yield f"{shown(d.written)}: this option of {name} {needs} value", f"see {name} --help"
         elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
             yield f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
     flags = {d.flag for d in given}
@@ -101,10 +102,16 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str]]:
         yield f"{shown(late)} comes after {shown(rest[0])}, so it is its argument", "put it before the script"
 
 
+def _is_program(before: str, word: str) -> bool:
+    is_module = before in ("-m", "--module") and not word.startswith("torch.distributed.")
+    return is_module or word.endswith(".py")
+
+
 def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
     """Yields options of other launchers, unknown ones, and values of options that have none."""
     name, words = "torchrun" if start.is_torchrun else start.program, start.words
-    end = next((i for i, word in enumerate(words) if i and word.endswith(".py")), len(words))
+    # What follows the program, or its module, is for the program.
+    end = next((i for i in range(1, len(words)) if _is_program(words[i - 1], words[i])), len(words))
     own = of_program = words[1:end]
     if start.command.name in ("mpirun", "mpiexec"):
         name, own = "mpirun" if start.is_launched else "", start.command.own_words

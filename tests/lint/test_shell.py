@@ -26,6 +26,7 @@ from ddp_hpc.lint.run_checks import lint_script
         'COMMAND="~/bin/simulate"\neval $COMMAND',
         "export LD_LIBRARY_PATH=$HOME/lib:$LD_LIBRARY_PATH PATH=$HOME/bin:$PATH",
         "python -m torch.distributed.run train.py",
+        "export PATH=/opt/tools:$PATH; /opt/tools/run",
         "sbatch --wrap '-p gpu' segment.sh",
         "find . -name core -exec rm {} \\;",
         "[[ $STEPS > 3 ]] && ./simulate",
@@ -110,7 +111,19 @@ def test_linux_gives_env_one_argument(shebang: str, severities: list[str]) -> No
         "mpirun -n $((²*2)) ./a.out",
         "srun torchrun '' --nnodes=2 train.py",
         "srun torchrun =x --nnodes=2 train.py",
+        "torchrun --nproc_per_node=4 -m tools.train --config c.py --num-nodes 4",
+        "accelerate launch --num_processes 8 -m tools.train --nnodes 3",
     ],
 )
-def test_values_without_a_number_and_empty_arguments(code: str) -> None:
+def test_values_without_a_number_and_arguments_of_programs(code: str) -> None:
     assert all(f.check != "RANK031" for f in lint_script(f"#!/bin/bash\n#SBATCH --nodes=2\n{code}\n"))
+
+
+def test_a_loop_in_one_line_ends_there() -> None:
+    loop = "while read name; do echo $name; done < names\nfor i in 1 2; do\n  srun -n 1 ./simulate $i\ndone\n"
+    assert all(f.check != "JOB040" for f in lint_script(f"#!/bin/bash\n#SBATCH --nodes=2\n{loop}"))
+
+
+def test_an_option_of_torchrun_after_the_module_that_is_run() -> None:
+    code = "python -m torch.distributed.run --num-nodes=2 train.py"
+    assert "RANK031" in {f.check for f in lint_script(f"#!/bin/bash\n#SBATCH --nodes=2\n{code}\n")}
