@@ -22,8 +22,10 @@ _REGISTRY = re.compile(
     r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sqsh)(?<!\.sif)(?<!\.sqfs)(?<!\.squashfs)"
 )
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
-_KEPT = re.compile(r"--\w*(?:out|save|ckpt|checkpoint)\w*[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp)\b[^\s\"]*)")
-_COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|srun|sgather)\b")
+_KEPT = re.compile(
+    r"--(?=\w*?(?:out|save|ckpt|checkpoint))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)"
+)
+_COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|zip|scp|rclone|aws|gsutil|srun|sgather)\b")
 _AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
 _AS_NUMBER = re.compile(
     r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
@@ -70,6 +72,7 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
     of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^\s*cd\s[^#\n]*\$", script.text)
+    has_trap = any(command.name == "trap" for command in script.commands)
     for start in starts(subject) if script.scheduler else ():
         command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
         text = single_quoted(command.text) if is_code else script.lines[command.line - 1] if of_array else ""
@@ -77,7 +80,7 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             what = f"all {'ranks' if is_code else 'tasks of the array'} write to {shown(file[1])}"
             yield Problem(command.line, what, "put the rank or the task into its name")
         rest = "\n".join(script.lines[command.line :])
-        if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest):
+        if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest) and not has_trap:
             what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
             yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
     for loop in _READ_LOOP.finditer(script.text):

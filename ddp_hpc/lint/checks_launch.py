@@ -28,6 +28,8 @@ _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$"
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_]|n)?(?:workers|threads|cpus|cores)[= ](\d{1,3})\b")
 _MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
+# Other resources of --gres may follow, such as gpu:4,nvme:100.
+_GPUS_OF_STEP = re.compile(r"(?:(?:.*,)?gpu:)?(?:[^:,]*:)?(\d+)(?:,|$)")
 _GPU_OPTIONS = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
@@ -166,12 +168,14 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
-        own = whole_number((given or "").rpartition(":")[2]) or gpus
+        of_step = _GPUS_OF_STEP.match(given or "")
+        own = (whole_number(of_step[1]) if of_step else None) or gpus
         if ranks and ranks > own:
+            what = f"{ranks} ranks per node share {counted(own, 'GPU')}, but NCCL rejects two on one device"
             yield Problem(
                 start.command.line,
-                f"{ranks} ranks per node share {own} GPUs, but NCCL rejects two ranks on one device",
-                f"start {own} ranks per node, or request {ranks} GPUs",
+                what,
+                f"start {counted(own, 'rank')} per node, or request {ranks} GPUs",
                 None if start.is_torchrun else "note" if of_site else "warning",
             )
 

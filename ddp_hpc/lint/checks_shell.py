@@ -167,7 +167,8 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
-            yield Problem(line, f"{plain(script.shebang)} may not know this", "write #!/bin/bash", "note")
+            what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].split()[0])}"
+            yield Problem(line, what, "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     for command in script.commands:
@@ -222,7 +223,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
         yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
     for name in re.findall(r"\$\{(\w+)\[\d+\]\}", outside):
         if re.match(r"\$\(|`", script.set_once.get(name, "")) and not re.search(
-            rf"-\w*a {name}\b", script.text
+            rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text
         ):
             yield f"{name} is one text, and not an array, so [0] is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.checks_sbatch import OF_PLUGINS, with_two_dashes
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.parse_script import Command
@@ -50,7 +50,11 @@ def _arguments(subject: Subject) -> Iterator[Problem]:
         command = start.command
         found = [*_of_launchers(start.inner), *(_of_slurm(command, subject.scheduler_version))]
         if glued := next((word for word in command.words if _GLUED.fullmatch(word)), ""):
-            found.append((f"a blank is missing in {shown(glued)}", "write it before --"))
+            # The value may be a name that contains such words.
+            severity: Severity | None = None if re.match(r"--?[\w-]+=\d+--", glued) else "note"
+            yield Problem(
+                command.line, f"a blank is missing in {shown(glued)}", "write it before --", severity
+            )
         for what, remedy in found:
             yield Problem(command.line, what, remedy)
 

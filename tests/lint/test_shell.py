@@ -127,3 +127,32 @@ def test_a_loop_in_one_line_ends_there() -> None:
 def test_an_option_of_torchrun_after_the_module_that_is_run() -> None:
     code = "python -m torch.distributed.run --num-nodes=2 train.py"
     assert "RANK031" in {f.check for f in lint_script(f"#!/bin/bash\n#SBATCH --nodes=2\n{code}\n")}
+
+
+@pytest.mark.parametrize(
+    ("code", "severities"),
+    [
+        ("srun --gres=gpu:4,nvme:1 --ntasks-per-node=1 torchrun --nproc_per_node=4 train.py", []),
+        ("srun --gres=nvme:9,gpu:2 --ntasks-per-node=1 torchrun --nproc_per_node=4 train.py", ["error"]),
+        ("python train.py --run-name=large--lr=0.1", ["note"]),
+        ("python train.py --batch=8--lr=0.1", ["error"]),
+        ("names=$(cat list)\nmapfile -t names < list\n./simulate ${names[0]}", []),
+    ],
+)
+def test_gpus_of_a_step_and_a_blank_that_may_be_missing(code: str, severities: list[str]) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n"
+    found = [f for f in lint_script(f"{head}{code}\n") if f.check in ("RANK003", "RANK031", "JOB034")]
+    assert [f.severity for f in found] == severities
+
+
+@pytest.mark.parametrize(
+    ("code", "is_reported"),
+    [
+        ("python train.py --save_dir=/dev/shm/run", True),
+        ("trap 'cp -r $TMPDIR/run .' EXIT\npython train.py --save_dir=$TMPDIR/run", False),
+        ("python train.py --save_dir=$TMPDIR/run\nzip -r run.zip $TMPDIR/run", False),
+    ],
+)
+def test_results_that_are_lost_with_the_node(code: str, is_reported: bool) -> None:
+    found = lint_script(f"#!/bin/bash\n#SBATCH --nodes=1\n{code}\n")
+    assert ("JOB040" in {f.check for f in found}) == is_reported
