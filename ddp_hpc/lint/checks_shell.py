@@ -122,7 +122,7 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
 PYTHONtorch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
 (?:srun\s.*?)?(?:singularity|apptainer)\s[^#]*?(?:-B|--bind)\s+[^\s:]+\s+/(?!IMAGE)\S*\s+IMAGE
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
-(?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^']*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
+(?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^'"]*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
     @ in single quotes, the backslash stays @ omit it
 (?!echo|printf)[^'"#]*\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
 PYTHON[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks

@@ -27,6 +27,7 @@ from ddp_hpc.lint.run_checks import lint_script
         "export LD_LIBRARY_PATH=$HOME/lib:$LD_LIBRARY_PATH PATH=$HOME/bin:$PATH",
         "python -m torch.distributed.run train.py",
         "export PATH=/opt/tools:$PATH; /opt/tools/run",
+        "srun bash -c 'ssh login \"export NAME=\\$HOME\"'",
         "sbatch --wrap '-p gpu' segment.sh",
         "find . -name core -exec rm {} \\;",
         "[[ $STEPS > 3 ]] && ./simulate",
