@@ -20,11 +20,12 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.kernel_kinds import KINDS
+from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
 from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
-from ddp_hpc.trace.wait_findings import ahead_of_device, cut_starts, idle_device, waits_of_host
+from ddp_hpc.trace.wait_findings import LONG_WAIT_S, ahead_of_device, cut_starts, idle_device, waits_of_host
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -47,6 +48,14 @@ _STEPS = {
     "": "The recording, in which no steps are marked, takes",
 }
 _MOST_NAMED = 3
+_JOINED = ("elementwise", "quantization", "softmax and reductions", "normalization", "copies")
+_SEPARATE = (
+    "kernels that only read and write memory: elementwise ones, copies, reductions and normalization "
+    "(a bound: torch.compile or fused kernels join them)"
+)
+"""The kinds of kernels that can be joined with others, and their words among the gains."""
+_MUCH_ALONE = 0.2
+"""Fraction of a step from which these kernels are a gain."""
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
@@ -106,7 +115,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"the late start of {rank} (attainable, with its cause before the {before})": late_s,
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
-        "late launches by the host (a bound: fewer launches gain a part of it)": mean.idle_host_s,
+        f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
         "launch calls (a bound: fewer calls, or later steps if they load code)": mean.idle_launch_s,
         "waits of kernels that are launched (a bound)": mean.idle_kernel_s,
         "Python or other code outside of operators (a bound)": idle_s,
@@ -115,27 +124,46 @@ def _gains(capture: Capture, wall_s: float) -> str:
         ),
         "exposed memory copies (a bound: what fits behind computation can be hidden)": mean.memcpy_s,
     }
+    num = len(capture.ranks) * capture.num_steps
+    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    alone = [one for one in kernels if one.kind in _JOINED and not (one.is_copy or one.name[:7] == "triton_")]
+    if (alone_s := sum(kernel.total_s for kernel in alone) / num) >= _MUCH_ALONE * wall_s:
+        waits[_SEPARATE] = alone_s
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
+    computing = _computing(kernels)
     if longest:
         gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
-        return f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
+        text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
+        is_busy = sum(kernel.total_s for kernel in kernels) / num >= wall_s / 2
+        return text + f" The time of the kernels that compute is {computing}." * (is_busy and bool(computing))
+    wait = "No wait of the device" if capture.on_device else "No wait"
+    return (
+        f"{wait} takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
+        "much shorter" + (f"; the time of the kernels that compute is {computing}." if computing else ".")
+    )
+
+
+def _earlier(capture: Capture) -> str:
+    """Returns what makes the host launch earlier, which depends on how long it does something else."""
+    num_late = sum(trace.launches.num_late for trace in capture.ranks if trace.launches)
+    if capture.mean.idle_host_s * len(capture.ranks) > LONG_WAIT_S * num_late:
+        return "what the host does before them could take less time, or run in the background"
+    return "fewer launches gain a part of it"
+
+
+def _computing(kernels: Sequence[Kernel]) -> str:
+    """Returns the kinds that take the largest shares of the time of kernels, and the longest kernel."""
     kinds: defaultdict[str, float] = defaultdict(float)
     names: defaultdict[str, float] = defaultdict(float)
-    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
-        if kernel.kind in KINDS:
-            kinds[kernel.kind] += kernel.total_s
-            names[kernel.name] += kernel.total_s
+    for kernel in kernels:
+        kinds[kernel.kind] += kernel.total_s
+        names[kernel.name] += kernel.total_s
     total_s = sum(kinds.values())
     largest = sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_NAMED]
     longest_kernel = max(names, key=lambda name: names[name], default="")
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in largest if total_s)
-    most = f", and {names[longest_kernel] / total_s:.0%} in {short(longest_kernel)}" if named else ""
-    wait = "No wait of the device" if capture.on_device else "No wait"
-    return (
-        f"{wait} takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
-        "much shorter" + (f"; the time of the kernels that compute is {named}{most}." if named else ".")
-    )
+    return f"{named}, and {names[longest_kernel] / total_s:.0%} in {short(longest_kernel)}" if named else ""
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,12 @@ from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, region_of
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, spent
-from ddp_hpc.trace.named_events import CallTree
+from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, parents, spent
+from ddp_hpc.trace.named_events import CallTree, visible_functions
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _WHOLE = ("data", "optimizer", "snapshot")
 """The regions in which operators have no rows of their own, since the remedy is that of the region."""
 
@@ -102,16 +105,22 @@ class _Host:
         self._is_work = np.append(is_operator, np.ones(len(calls), bool))
         while (more := ~self._is_work & (self._above >= 0) & self._is_work[self._above]).any():
             self._is_work |= more  # annotations inside operators
+        is_step = host.where(lambda _, name: name.startswith(STEP))
+        self._is_step = np.append(is_step, np.zeros(len(calls), bool))
         self._launching = np.unique(steps.device.gaps.thread).tolist() if steps.device else []
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
+        self._functions = visible_functions(recording)
+        functions = self._functions
+        self._around = parents(functions.thread, functions.starts, functions.durations)
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:
         """Returns the time and the number of calls by the name of the call and of the innermost operator.
 
         The name of the call is empty outside of calls, and that of the operator outside of operators. If
-        the thread runs no operator, those of the other launching threads count, and then annotations.
+        the thread runs no operator, those of the other launching threads count, and then annotations, and
+        then Python functions of the main thread.
         """
         found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         for one in (*dict.fromkeys((thread, *self._launching)), None):
@@ -121,13 +130,30 @@ class _Host:
             on_thread = self._thread == (self._main if one is None else one)
             index = np.flatnonzero(on_thread & (self._begun < ends[-1]) & (self._ended > starts[0]))
             own, is_chosen = self._own(index, idle), self._is_work[index] == (one is not None)
+            is_chosen &= ~self._is_step[index]
             self._add(index[is_chosen & (own > 0)], own[is_chosen & (own > 0)], found)
             chosen = index[is_chosen]
             moments, inside = cover({"idle": idle, "host": (self._begun[chosen], self._ended[chosen])})
             left = inside["idle"] & ~inside["host"]
             idle = moments[:-1][left], moments[1:][left]
-        found["", ""] = found["", ""][0] + int((idle[1] - idle[0]).sum()), found["", ""][1]
+        left_ns = int((idle[1] - idle[0]).sum())
+        for name, time_ns, count in self._python(idle):
+            found["", name] = found["", name][0] + time_ns, found["", name][1] + count
+            left_ns -= time_ns
+        found["", ""] = found["", ""][0] + left_ns, found["", ""][1]
         return found
+
+    def _python(self, idle: Intervals) -> Iterator[tuple[str, int, int]]:
+        """Yields names, times and numbers of functions of the main thread, without those inside them."""
+        functions, num = self._functions, len(self._functions.names)
+        if not len(functions) or not len(idle[0]):
+            return
+        own = spent(functions.intervals(), idle) * (functions.thread == self._main)
+        inner = self._around >= 0
+        np.subtract.at(own, self._around[inner], own[inner].copy())
+        sums, counts = np.bincount(functions.name, own, num), np.bincount(functions.name[own > 0], None, num)
+        for at in np.flatnonzero(sums > 0).tolist():
+            yield _ADDRESS.sub("", functions.names[at][1]), int(sums[at]), int(counts[at])
 
     def _own(self, index: Longs, idle: Intervals) -> Longs:
         """Returns the time of each event in the idle intervals, without that of the events inside it."""

@@ -197,7 +197,7 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
     chosen = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for python in (recording.modules, _visible_functions(recording)):
+    for python in (recording.modules, visible_functions(recording)):
         longest = np.argsort(python.durations)[-most // _FEWER_FUNCTIONS :]
         for _, (_, name), start_s, dur_s in _rows(python, longest, recording.zero_s):
             events.append(NamedEvent(PYTHON, name, start_s, dur_s))
@@ -221,7 +221,7 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     return tuple(events)
 
 
-def _visible_functions(recording: Recording) -> Events:
+def visible_functions(recording: Recording) -> Events:
     """Returns the Python functions of threads that run operators or call the device's runtime, which others
     such as those of progress bars do not, without those that only call one other function.
     """

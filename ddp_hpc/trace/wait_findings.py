@@ -19,8 +19,12 @@ _MUCH = 0.05
 """Fraction of a step that waits of the host must take to be described."""
 _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
-_LONG_WAIT_S = 1e-3
+LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
+_MUCH_OF_WAITS = 0.1
+"""Fraction of the waits for the host that a call must take to be named."""
+_FULL_QUEUE = 1000
+"""About as many kernels fit into the queue of NVIDIA's devices, before launches wait."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
 _SOME, _MANY_KERNELS, _EACH_S, _MOST_NAMED = 0.02, 30, 1e-4, 2
@@ -136,7 +140,7 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
         if "zero_grad" in name:
             yield f"{text}zero_grad(set_to_none=True) launches none."
         elif (num := num_kernels.get(name, 0)) >= _MANY_KERNELS and row["total_s"] < num * _EACH_S:
-            yield f"{text}foreach=True or fused=True in the optimizer launches fewer."
+            yield f"{text}foreach=True, or fused=True of Adam, AdamW and SGD, launches fewer."
 
 
 def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
@@ -148,15 +152,18 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
     if first.num_graphs:
         longest = f"{short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)}"
         yield (
-            f"CUDA graphs (launched {counted(round(first.num_graphs), 'time')}{capture.per_step}) run "
+            f"CUDA or HIP graphs (launched {counted(round(first.num_graphs), 'time')}{capture.per_step}) run "
             f"{first.num_in_graphs:,.0f} of {first.num_kernels:,.0f} kernels and copies, "
             f"{first.share_of_graphs:.0%} of their time{f' ({longest})' * bool(first.outside_graphs_s)}."
         )
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
-    if capture.mean.idle_host_s < _MUCH * wall_s and ahead_s >= _MUCH * wall_s:
+    if capture.mean.device_idle_s < _MUCH_IDLE * wall_s and ahead_s >= _MUCH * wall_s:
         waits = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
         is_free = sum(row["total_s"] for row in waits) < _LITTLE * wall_s
-        none = ", and no call of the host waits for long" * is_free
+        place = "in the steps, " * capture.has_steps
+        none = f", and {place}no call of the host waits for long" * is_free
+        if statistics.fmean(stats.queue_median for stats in launches) >= _FULL_QUEUE:
+            none = ", and calls that launch kernels wait because the queue is full, which costs nothing"
         behind = f"; the first one starts after {duration(first.behind_s)}, probably behind earlier work"
         is_behind = not capture.has_steps and first.behind_s >= _MUCH * wall_s
         yield (
@@ -169,17 +176,22 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Seq
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
     num_late = statistics.fmean(stats.num_late for stats in launches)
     wait_s = capture.mean.idle_host_s / max(1, num_late)
-    named = (f"{row['call']} ({duration(row['total_s'])})" for row in waits if row["name"] or row["operator"])
-    longest = " and ".join([*named][:_MOST_NAMED])
+    named = [
+        f"{short(row['call'])} ({duration(row['total_s'])})"
+        for row in waits
+        if (row["name"] or row["operator"]) and row["total_s"] >= _MUCH_OF_WAITS * capture.mean.idle_host_s
+    ]
+    most = f" (at most {duration(max(gap.dur_s for gap in gaps))})" if (gaps := capture.ranks[0].gaps) else ""
     text = (
         f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
-        f"{duration(wait_s)} on average{longest and f', longest in {longest}'}."
+        f"{duration(wait_s)} on average{most * (len(capture.ranks) == 1)}"
+        f"{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
     )
-    if wait_s > _LONG_WAIT_S:
+    if wait_s > LONG_WAIT_S or any(stats.num_graphs for stats in launches):
         return text
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
-    short = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
+    share = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
     return (
-        f"{text} Of {num_kernels:,.0f} kernels, {short:.0%} are shorter than the call that launches them: "
+        f"{text} Of {num_kernels:,.0f} kernels, {share:.0%} are shorter than the call that launches them: "
         "larger batches, torch.compile or CUDA graphs reduce the work of the host."
     )

@@ -43,7 +43,7 @@ def test_the_calls_and_operators_in_which_the_device_waits_are_named(tmp_path):
     assert _shown(tables.host_waits(capture)) == [
         ("autograd::engine::evaluate_function: MulBackward0", "33.3%", "1", "4.00"),
         ("cudaFree in aten::convolution", "25.0%", "1", "3.00"),
-        ("Python, or code that was not recorded", "16.6%", "1", "2.00"),
+        ("Python, or code that was not recorded", "16.6%", "0", "2.00"),
     ]
 
 
@@ -97,11 +97,25 @@ def test_calls_that_free_memory_can_be_a_sign_of_a_disabled_allocator(tmp_path):
     assert "PYTORCH_NO_HIP_MEMORY_CACHING" in said
 
 
+def test_python_functions_in_which_the_device_waits_are_named(tmp_path):
+    python = [event("python_function", name, at, dur) for name, at, dur in (
+        ("main.py(1): step", 9000, 3000), ("<built-in method sort of list object at 0x7f>", 9200, 1500)
+    )]  # fmt: skip
+    capture = read_capture(write(tmp_path / "rank0.json", [*recording(), *python]).parent)
+    assert (
+        _shown(tables.host_waits(capture))[2:]
+        == [
+            ("<built-in method sort of list object>", "5.8%", "1", "0.70"),
+            ("main.py(1): step", "10.8%", "1", "1.30"),
+        ][::-1]
+    )
+
+
 def test_what_would_help_most_is_named_in_order(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
     assert capture.findings[1] == (
         "What would help most: a step of 12 ms would be shorter by at most 75% without late launches by the "
-        "host (a bound: fewer launches gain a part of it)."
+        "host (a bound: what the host does before them could take less time, or run in the background)."
     )
     events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "sgemm", 2, 98)]
     busy = read_capture(write(tmp_path / "busy" / "rank0.json", events).parent)
@@ -361,7 +375,7 @@ def test_graphs_and_a_host_that_is_ahead_of_the_device_are_described(tmp_path):
     events += launch(2, 30, "attention", 1900, 100)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert capture.findings[2:] == (
-        "CUDA graphs (launched 1 time) run 9 of 10 kernels and copies, 90% of their time (attention takes "
+        "CUDA or HIP graphs (launched 1 time) run 9 of 10 kernels and copies, 90% of their time (attention takes "
         "longest outside: 100 us).",
         "The device limits the speed: its kernels start 1.42 ms (median) after their launch, and no call of "
         "the host waits for long; the first one starts after 980 us, probably behind "
