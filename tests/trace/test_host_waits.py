@@ -375,8 +375,8 @@ def test_graphs_and_a_host_that_is_ahead_of_the_device_are_described(tmp_path):
     events += launch(2, 30, "attention", 1900, 100)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert capture.findings[2:] == (
-        "CUDA or HIP graphs (launched 1 time) run 9 of 10 kernels and copies, 90% of their time (attention takes "
-        "longest outside: 100 us).",
+        "CUDA or HIP graphs (launched 1 time) run 9 of 10 kernels and copies, 90% of their time (attention "
+        "takes longest outside: 100 us).",
         "The device limits the speed: its kernels start 1.42 ms (median) after their launch, and no call of "
         "the host waits for long; the first one starts after 980 us, probably behind "
         "earlier work.",
