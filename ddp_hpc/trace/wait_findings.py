@@ -157,7 +157,8 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
             f"{first.share_of_graphs:.0%} of their time{f' ({longest})' * bool(first.outside_graphs_s)}."
         )
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
-    if capture.mean.device_idle_s < _MUCH_IDLE * wall_s and ahead_s >= _MUCH * wall_s:
+    waits_s = capture.mean.device_idle_s + capture.mean.comm_exposed_s
+    if waits_s < _MUCH_IDLE * wall_s and ahead_s >= _MUCH * wall_s:
         waits = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
         is_free = sum(row["total_s"] for row in waits) < _LITTLE * wall_s
         place = "in the steps, " * capture.has_steps
