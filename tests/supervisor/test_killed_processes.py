@@ -37,12 +37,13 @@ def start(directory: Path, after: str = "exit 1") -> subprocess.Popen[bytes]:
         env=clean_environ(),
         stderr=subprocess.PIPE,
     )
-    wait_until(lambda: all((directory / name).exists() for name in ("rank", "launcher")))
+    names = ("rank", "launcher")  # which exist for a moment before they contain the process ID
+    wait_until(lambda: all((directory / name).is_file() and pid_of(directory, name) for name in names))
     return process
 
 
 def pid_of(directory: Path, name: str) -> int:
-    return int((directory / name).read_text())
+    return int((directory / name).read_text() or 0)
 
 
 def is_over(pid: int) -> bool:

@@ -44,6 +44,8 @@ class Group:
     backend: str
     threads: int
     placement: str  # the numbers of nodes, devices and threads, for the log
+    host: str = ""  # rank 0's address; empty for a single rank
+    listen: str = ""  # the address on which rank 0 listens for the others; empty: all its addresses
     checked: tuple[str, ...] = ()  # lines about the checks of the placement; empty except on rank 0
     notes: tuple[str, ...] = ()  # notes about the connection, for the log
     store: StoreClient | None = None  # for messages between threads of the ranks; None for a single rank
@@ -179,6 +181,8 @@ def connected_group(
         backend=backend,
         threads=threads,
         placement=placement,
+        host=endpoint.host,
+        listen=endpoint.listen,
         checked=checked,
         notes=(endpoint.note,) if endpoint.note else (),
         store=endpoint.store,
