@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -138,24 +138,43 @@ def _check_not_in_use(files: RunFiles, last: Attempt | None, job: RunningJob, sc
     """
     if last is None or last.job_id == job.job_id or files.end(last) is not None:
         return
-    before, end_s, was_said = files.state(), time.monotonic() + _LOST_LIMIT_S, False
-    while _phase(last.job_id, scheduler) == "running":
-        if files.state() != before or time.monotonic() > end_s:
-            raise RequestError(
-                f"the run directory {files.path} is in use by job {last.job_id}, which is running; submit "
-                "this job again when that one has ended, or choose another --run-dir"
-            )
+    before = files.state()
+
+    def is_used() -> bool:
+        """Returns whether the job seems to be running, which a change of the state proves."""
+        if _phase(last.job_id, scheduler) != "running":
+            return False
+        if files.state() != before:
+            raise in_use
+        return True
+
+    in_use = RequestError(
+        f"the run directory {files.path} is in use by job {last.job_id}, which is running; submit "
+        "this job again when that one has ended, or choose another --run-dir"
+    )
+    _wait_while(
+        is_used,
+        _LOST_LIMIT_S,
+        f"ddp-hpc: the scheduler shows job {last.job_id}, which uses the run directory, as running; "
+        f"waiting at most {_LOST_LIMIT_S:.0f} s in case its node is lost",
+        in_use,
+    )
+
+
+def _wait_while(condition: Callable[[], bool], limit_s: float, notice: str, error: DdpHpcError) -> None:
+    """Waits while a condition is true, and says so once; raises `error` if it is true after `limit_s`."""
+    end_s, was_said = time.monotonic() + limit_s, False
+    while condition():
+        if time.monotonic() > end_s:
+            raise error
         if not was_said:
             was_said = True
-            say(
-                f"ddp-hpc: the scheduler shows job {last.job_id}, which uses the run directory, as running; "
-                f"waiting at most {_LOST_LIMIT_S:.0f} s in case its node is lost"
-            )
+            say(notice)
         time.sleep(_POLL_S)
 
 
 def _phase(job_id: str, scheduler: Scheduler) -> str:
-    """Returns the phase of a job; "unknown" if the scheduler does not answer or does not know the job."""
+    """Returns the phase of a job; "unknown" if the scheduler does not answer."""
     try:
         job = scheduler.commands.job_commands().read_job(job_id)
     except DdpHpcError:  # the server is busy, for example
@@ -184,17 +203,13 @@ def _wait_for_earlier_job(scheduler: Scheduler, environ: Mapping[str, str]) -> N
     Raises:
         DdpHpcError: that job has not ended in time.
     """
-    earlier = environ.get(AFTER, "")
-    end_s, was_said = time.monotonic() + _AFTER_LIMIT_S, False
-    while earlier:
-        if _phase(earlier, scheduler) == "ended":
-            return
-        if time.monotonic() > end_s:
-            raise DdpHpcError(
+    if earlier := environ.get(AFTER, ""):
+        _wait_while(
+            lambda: _phase(earlier, scheduler) != "ended",
+            _AFTER_LIMIT_S,
+            f"ddp-hpc: waiting until job {earlier}, whose run this job resumes, has ended",
+            DdpHpcError(
                 f"job {earlier}, whose run this job resumes, has not ended within {_AFTER_LIMIT_S:.0f} s; "
                 "when it has ended, submit the script again"
-            )
-        if not was_said:
-            was_said = True
-            say(f"ddp-hpc: waiting until job {earlier}, whose run this job resumes, has ended")
-        time.sleep(_POLL_S)
+            ),
+        )
