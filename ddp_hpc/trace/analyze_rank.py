@@ -19,7 +19,14 @@ from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import NO_INTERVALS, few, spent
 from ddp_hpc.trace.model_input import first_input, metadata
-from ddp_hpc.trace.named_events import CallTree, call_tree, joined_names, kernels, named_events
+from ddp_hpc.trace.named_events import (
+    CallTree,
+    call_tree,
+    joined_names,
+    kernels,
+    named_events,
+    visible_functions,
+)
 from ddp_hpc.trace.named_results import NamedEvent, Op
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.region_times import region_times
@@ -53,7 +60,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     recording = collector.recording(clock_ns)
     steps = measure(recording)
     tree = call_tree(recording.host, recording.launches, steps)
-    waits, gaps = host_waits(recording, steps, tree)
+    python = visible_functions(recording)
+    waits, gaps = host_waits(recording, steps, tree, python)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
     host = reading.head.get("host_name")
@@ -88,7 +96,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         gaps=gaps,
         blocking_calls=blocking_calls(recording, steps, tree) if steps.numbers else (),
         clock_ns=clock_ns,
-        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
+        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, python, most_named)),
         first_input=first_input(recording, steps),
         metadata=metadata(reading.head, recording),
         steps_from=steps.separator,

@@ -25,7 +25,13 @@ from ddp_hpc.trace.region_times import RECOMPUTED
 from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
-from ddp_hpc.trace.wait_findings import LONG_WAIT_S, ahead_of_device, cut_starts, idle_device, waits_of_host
+from ddp_hpc.trace.wait_findings import (
+    ahead_of_device,
+    cut_starts,
+    has_long_waits,
+    idle_device,
+    waits_of_host,
+)
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -85,8 +91,8 @@ def _avoidable(capture: Capture) -> Iterator[str]:
     """Names changes of the memory format of images, and recomputation, if they take a large part of the time
     of computing kernels.
     """
-    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
-    all_s, num = sum(kernel.total_s for kernel in kernels) or 1.0, len(capture.ranks) * capture.num_steps
+    kernels, num = _computing_kernels(capture), len(capture.ranks) * capture.num_steps
+    all_s = sum(kernel.total_s for kernel in kernels) or 1.0
     changing_s = sum(kernel.total_s for kernel in kernels if _CONVERSION.search(kernel.name))
     again_s = sum(
         region.device_s for trace in capture.ranks for region in trace.regions if region.name == RECOMPUTED
@@ -98,6 +104,10 @@ def _avoidable(capture: Capture) -> Iterator[str]:
         if time_s >= _MUCH * all_s:
             share, each = f"{time_s / all_s:.0%} of the time of computing kernels", duration(time_s / num)
             yield f"{what} {share} ({each}{capture.per_step}); {remedy}."
+
+
+def _computing_kernels(capture: Capture) -> list[Kernel]:
+    return [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
 
 
 def _gains(capture: Capture, wall_s: float) -> str:
@@ -124,8 +134,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
         ),
         "exposed memory copies (a bound: what fits behind computation can be hidden)": mean.memcpy_s,
     }
-    num = len(capture.ranks) * capture.num_steps
-    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    kernels, num = _computing_kernels(capture), len(capture.ranks) * capture.num_steps
     alone = [one for one in kernels if one.kind in _JOINED and not (one.is_copy or one.name[:7] == "triton_")]
     if (alone_s := sum(kernel.total_s for kernel in alone) / num) >= _MUCH_ALONE * wall_s:
         waits[_SEPARATE] = alone_s
@@ -146,8 +155,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
 
 def _earlier(capture: Capture) -> str:
     """Returns what makes the host launch earlier, which depends on how long it does something else."""
-    num_late = sum(trace.launches.num_late for trace in capture.ranks if trace.launches)
-    if capture.mean.idle_host_s * len(capture.ranks) > LONG_WAIT_S * num_late:
+    if has_long_waits(capture):
         return "what the host does before them could take less time, or run in the background"
     return "fewer launches gain a part of it"
 

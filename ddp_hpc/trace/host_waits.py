@@ -15,7 +15,7 @@ from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, region_of
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, parents, spent
-from ddp_hpc.trace.named_events import CallTree, visible_functions
+from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
@@ -25,13 +25,14 @@ _WHOLE = ("data", "optimizer", "snapshot")
 
 
 def host_waits(
-    recording: Recording, steps: Steps, tree: CallTree
+    recording: Recording, steps: Steps, tree: CallTree, functions: Events
 ) -> tuple[tuple[HostTime, ...], tuple[Gap, ...]]:
     """Returns what the host does in all waits for late launches, the longest first, and the longest gaps."""
     device = steps.device
     if device is None:
         return (), ()
-    host, gaps, windows = _Host(recording, steps, tree), device.gaps, (steps.starts, steps.ends)
+    host, gaps = _Host(recording, steps, tree, functions), device.gaps
+    windows = (steps.starts, steps.ends)
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for thread in np.unique(gaps.thread).tolist():
@@ -83,9 +84,9 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
 
 
 class _Host:
-    """The operators and annotations of the host, and then its calls of the device's runtime."""
+    """The operators and annotations of the host, its calls of the device's runtime, and Python functions."""
 
-    def __init__(self, recording: Recording, steps: Steps, tree: CallTree) -> None:
+    def __init__(self, recording: Recording, steps: Steps, tree: CallTree, functions: Events) -> None:
         host, calls = parts = recording.host, recording.launches
         self._thread = np.concatenate([part.thread for part in parts])
         self._begun = np.concatenate([part.starts for part in parts])
@@ -111,8 +112,7 @@ class _Host:
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
-        self._functions = visible_functions(recording)
-        functions = self._functions
+        self._functions = functions
         self._around = parents(functions.thread, functions.starts, functions.durations)
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:

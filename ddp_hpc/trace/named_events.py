@@ -172,9 +172,11 @@ def _means(values: Any, weights: Any, index: Any) -> Any:
     )
 
 
-def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) -> tuple[NamedEvent, ...]:
+def named_events(
+    recording: Recording, steps: Steps, tree: CallTree, functions: Events, most: int
+) -> tuple[NamedEvent, ...]:
     """Returns at most `most` operators and annotations of the host, as many kernels without collectives, as
-    many calls of the runtime that are not inside other calls, and some of modules and Python functions.
+    many calls of the runtime that are not inside other calls, and some of modules and of `functions`.
 
     If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
@@ -197,7 +199,7 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
     chosen = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for python in (recording.modules, visible_functions(recording)):
+    for python in (recording.modules, functions):
         longest = np.argsort(python.durations)[-most // _FEWER_FUNCTIONS :]
         for _, (_, name), start_s, dur_s in _rows(python, longest, recording.zero_s):
             events.append(NamedEvent(PYTHON, name, start_s, dur_s))

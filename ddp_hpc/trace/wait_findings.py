@@ -19,7 +19,7 @@ _MUCH = 0.05
 """Fraction of a step that waits of the host must take to be described."""
 _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
-LONG_WAIT_S = 1e-3
+_LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _MUCH_OF_WAITS = 0.1
 """Fraction of the waits for the host that a call must take to be named."""
@@ -59,7 +59,7 @@ _CALLS = (
 def waits_of_host(capture: Capture) -> Iterator[str]:
     """Names the calls in which the host waits, and where it waits without a call, if this takes long."""
     wall_s = capture.mean.wall_s or 1.0
-    rows = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
+    rows = _waits_in_steps(capture)
     still = [row for row in rows if row["reason"] == NO_CALL]
     rows = [row for row in rows if row["reason"] != NO_CALL]
     blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
@@ -87,6 +87,10 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
             f"call{part} in {_place(still[0])}. {_cost(still, capture)}"
         )
+
+
+def _waits_in_steps(capture: Capture) -> list[Row]:
+    return [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
 
 
 def _share(time_s: float, capture: Capture) -> str:
@@ -159,8 +163,7 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
     waits_s = capture.mean.device_idle_s + capture.mean.comm_exposed_s
     if waits_s < _MUCH_IDLE * wall_s and ahead_s >= _MUCH * wall_s:
-        waits = [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
-        is_free = sum(row["total_s"] for row in waits) < _LITTLE * wall_s
+        is_free = sum(row["total_s"] for row in _waits_in_steps(capture)) < _LITTLE * wall_s
         place = "in the steps, " * capture.has_steps
         none = f", and {place}no call of the host waits for long" * is_free
         if statistics.fmean(stats.queue_median for stats in launches) >= _FULL_QUEUE:
@@ -173,10 +176,20 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
         )
 
 
+def has_long_waits(capture: Capture) -> bool:
+    """Returns whether the device waits so long for late launches that launching does not take the time."""
+    return _late_launch(capture)[1] > _LONG_WAIT_S
+
+
+def _late_launch(capture: Capture) -> tuple[float, float]:
+    """Returns the number of late launches per step of a rank, and the mean wait for each of them."""
+    num_late = statistics.fmean([one.launches.num_late for one in capture.ranks if one.launches] or [0.0])
+    return num_late, capture.mean.idle_host_s / max(1, num_late)
+
+
 def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Sequence[Row]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
-    num_late = statistics.fmean(stats.num_late for stats in launches)
-    wait_s = capture.mean.idle_host_s / max(1, num_late)
+    num_late, wait_s = _late_launch(capture)
     named = [
         f"{short(row['call'])} ({duration(row['total_s'])})"
         for row in waits
@@ -188,7 +201,7 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Seq
         f"{duration(wait_s)} on average{most * (len(capture.ranks) == 1)}"
         f"{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
     )
-    if wait_s > LONG_WAIT_S or any(stats.num_graphs for stats in launches):
+    if wait_s > _LONG_WAIT_S or any(stats.num_graphs for stats in launches):
         return text
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     share = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
