@@ -15,6 +15,8 @@ REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 AFTER = "once, after the last step"
 """The place of a call after the last step on the host (without steps, after the last operator), while the
 device is not finished."""
+BEFORE = "once, before the device's first step"
+"""The place of a call in which the host mostly waits for what the device runs before its first step."""
 NO_CALL = "no call was recorded"
 """The reason of a wait of the host in which it calls neither operators nor the device's runtime."""
 
@@ -164,7 +166,7 @@ class HostTime:
     num_calls: int
     total_s: float
     annotation: str = ""
-    """For waits, the outermost operator and the innermost annotation around `operator`, or AFTER."""
+    """For waits, the outermost operator and the innermost annotation around `operator`, AFTER or BEFORE."""
     reason: str = ""
     """For waits, the copy for which a call waits, or NO_CALL."""
     idle_s: float = 0.0

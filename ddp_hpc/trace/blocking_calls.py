@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, HostTime
+from ddp_hpc.trace.analysis_results import AFTER, BEFORE, NO_CALL, HostTime
 from ddp_hpc.trace.device_activity import Gaps
 from ddp_hpc.trace.event_names import STEP, can_block
 from ddp_hpc.trace.events_by_kind import Recording
@@ -44,15 +44,17 @@ def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[
     is_after = (calls.starts >= last.max(initial=-(2**62))) & (calls.starts < steps.ends.max())
     is_after &= len(last) > 0
     at = np.flatnonzero(chosen & ~tree.is_nested & (is_after | _is_inside(steps, calls.starts)))
+    is_before = calls.ends - steps.starts.min() < steps.starts.min() - calls.starts
     waits = []
     for i in at.tolist():
         operator, place = _around(recording, tree, int(tree.caller[i]))
         name = recording.device.names[recording.device.name[copies[i]]][1] if copies[i] >= 0 else ""
         reason = name.removeprefix("Memcpy ")
-        waits.append((calls.names[calls.name[i]][1], operator, AFTER if is_after[i] else place, reason))
+        place = AFTER if is_after[i] else BEFORE if device and is_before[i] else place
+        waits.append((calls.names[calls.name[i]][1], operator, place, reason))
     waits += [("", *_around(recording, tree, caller), NO_CALL) for caller in still[0]]
     times = np.append(calls.starts[at], still[1][0]), np.append(calls.ends[at], still[1][1])
-    idle = _idle_ns(times, device.gaps) if device else np.zeros(len(waits), np.int64)
+    idle = _idle_ns(times, device.gaps, int(steps.starts.min())) if device else np.zeros(len(waits), np.int64)
     collectives = union(recording.device.intervals(recording.is_collective))
     columns = ((times[1] - times[0]).tolist(), idle.tolist(), spent(times, collectives).tolist())
     sums: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -127,15 +129,18 @@ def _is_inside(steps: Steps, moments: Longs) -> npt.NDArray[np.bool_]:
     return index_at(steps.on_host if steps.separator else (steps.starts, steps.ends), moments) >= 0
 
 
-def _idle_ns(waits: Intervals, gaps: Gaps) -> Longs:
-    """Returns how long the device does nothing during each wait of the host and, if it has finished
+def _idle_ns(waits: Intervals, gaps: Gaps, begin: int) -> Longs:
+    """Returns how long the device has nothing to do during each wait of the host and, if it has finished
     everything in one, until its next kernel or the next wait; but not more than the wait takes.
+    The times before `begin` do not count, nor those in which the next kernel was launched already.
     """
+    is_dry = (gaps.launched > gaps.begins) & (gaps.begins >= begin)
+    gap_begins, gap_ends = gaps.begins[is_dry], gaps.ends[is_dry]
     order = np.argsort(waits[0], kind="stable")
     starts, ends = waits[0][order], waits[1][order]
-    idle, is_dry = (gaps.begins, gaps.ends), index_at(union((starts, ends)), gaps.begins) >= 0
+    idle, is_dry = (gap_begins, gap_ends), index_at(union((starts, ends)), gap_begins) >= 0
     at = index_at(idle, ends)
-    until = np.minimum(np.append(gaps.ends, 0)[at], np.append(starts[1:], gaps.ends[-1]))
+    until = np.minimum(np.append(gap_ends, 0)[at], np.append(starts[1:], gaps.ends[-1]))
     after = np.where(np.append(is_dry, False)[at], np.maximum(until - ends, 0), 0)
     found = np.empty(len(starts), np.int64)
     found[order] = np.minimum(spent((starts, ends), idle) + after, ends - starts)

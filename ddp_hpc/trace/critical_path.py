@@ -48,7 +48,7 @@ _Spans: TypeAlias = tuple[list[int], list[int], list[int]]
 """Sorted starts and ends of intervals, and their total length up to each of them, which begins with 0."""
 
 _REASONS = {"data": "for data", "snapshot": "for a snapshot"}
-LATE, QUEUED, _UNKNOWN = "for a late launch", "to start, although queued", "for an unrecorded launch"
+LATE, QUEUED, _UNKNOWN = "for a late launch", "(kernel queued)", "for an unrecorded launch"
 IN_CALL = "in the launch call"
 
 

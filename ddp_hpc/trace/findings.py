@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
@@ -54,14 +55,11 @@ _STEPS = {
     "": "The recording, in which no steps are marked, takes",
 }
 _MOST_NAMED = 3
-_JOINED = ("elementwise", "quantization", "softmax and reductions", "normalization", "copies")
-_SEPARATE = (
-    "kernels that only read and write memory: elementwise ones, copies, reductions and normalization "
-    "(a bound: torch.compile or fused kernels join them)"
-)
-"""The kinds of kernels that can be joined with others, and their words among the gains."""
-_MUCH_ALONE = 0.2
-"""Fraction of a step from which these kernels are a gain."""
+_FUSIBLE = ("elementwise", "copies", "softmax and reductions", "normalization", "quantization")
+# Kernels of torch itself, other than those that are fused already (foreach), and not those of Triton.
+_EAGER = re.compile(r"(?!.*multi_tensor_apply).*(at::native|\(anonymous namespace\)::)")
+_FUSE = "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join them)"
+_FLOAT32 = "float32 products outside of Tensor or matrix cores (a bound: TF32 or mixed precision use these)"
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.
@@ -120,37 +118,39 @@ def _gains(capture: Capture, wall_s: float) -> str:
     idle_s = 0.0 if capture.on_device else mean.idle_s
     lacks_workers = any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops)
     loader = "num_workers of the DataLoader" if lacks_workers else "more workers, or a faster file format"
+    num_kernels = sum(trace.launches.num_kernels for trace in capture.ranks if trace.launches)
+    is_long = mean.idle_kernel_s * len(capture.ranks) > 2e-6 * num_kernels  # usual between kernels
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
         f"the late start of {rank} (attainable, with its cause before the {before})": late_s,
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
-        "launch calls (a bound: fewer calls, or later steps if they load code)": mean.idle_launch_s,
-        "waits of kernels that are launched (a bound)": mean.idle_kernel_s,
+        "launch calls (a bound: launch less; in the first steps, they also load code)": mean.idle_launch_s,
+        "waits of kernels that are launched (a bound)": mean.idle_kernel_s * is_long,
         "Python or other code outside of operators (a bound)": idle_s,
         f"exposed communication{other} (a bound: what fits behind computation can be hidden)": (
             mean.comm_exposed_s - waited_s
         ),
         "exposed memory copies (a bound: what fits behind computation can be hidden)": mean.memcpy_s,
     }
-    kernels, num = _computing_kernels(capture), len(capture.ranks) * capture.num_steps
-    alone = [one for one in kernels if one.kind in _JOINED and not (one.is_copy or one.name[:7] == "triton_")]
-    if (alone_s := sum(kernel.total_s for kernel in alone) / num) >= _MUCH_ALONE * wall_s:
-        waits[_SEPARATE] = alone_s
+    computing_s = mean.forward_s + mean.backward_s + mean.optimizer_s + mean.other_s
+    is_busy = capture.on_device and computing_s >= wall_s / 2
+    waits |= _sums(capture, _could_be_shorter) if is_busy else {}
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
-    computing = _computing(kernels)
-    if longest:
-        gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
-        text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
-        is_busy = sum(kernel.total_s for kernel in kernels) / num >= wall_s / 2
-        return text + f" The time of the kernels that compute is {computing}." * (is_busy and bool(computing))
-    wait = "No wait of the device" if capture.on_device else "No wait"
-    return (
-        f"{wait} takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
-        "much shorter" + (f"; the time of the kernels that compute is {computing}." if computing else ".")
-    )
+    gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
+    text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
+    if not longest:
+        wait = f"No avoidable wait{' of the device' * capture.on_device} exceeds {_MUCH:.0%} of {whole}"
+        text = f"{wait}, so only less or faster computation would make it much shorter."
+    kinds, names = (_sums(capture, attrgetter(field)) for field in ("kind", "name"))
+    if not names or (longest and not is_busy):
+        return text
+    total_s, name = sum(kinds.values()) or 1.0, next(iter(names))
+    named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in [*kinds][:_MOST_NAMED])
+    named += f", and {names[name] / total_s:.0%} in {short(name)}"
+    return f"{text} The time of the kernels that compute is {named}."
 
 
 def _earlier(capture: Capture) -> str:
@@ -160,18 +160,20 @@ def _earlier(capture: Capture) -> str:
     return "fewer launches gain a part of it"
 
 
-def _computing(kernels: Sequence[Kernel]) -> str:
-    """Returns the kinds that take the largest shares of the time of kernels, and the longest kernel."""
-    kinds: defaultdict[str, float] = defaultdict(float)
-    names: defaultdict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        kinds[kernel.kind] += kernel.total_s
-        names[kernel.name] += kernel.total_s
-    total_s = sum(kinds.values())
-    largest = sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_NAMED]
-    longest_kernel = max(names, key=lambda name: names[name], default="")
-    named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in largest if total_s)
-    return f"{named}, and {names[longest_kernel] / total_s:.0%} in {short(longest_kernel)}" if named else ""
+def _could_be_shorter(kernel: Kernel) -> str:
+    """Returns what makes a kernel shorter, as one of the gains; empty for most kernels."""
+    if kernel.kind in _FUSIBLE and _EAGER.match(kernel.name):
+        return _FUSE
+    return _FLOAT32 if kernel.kind in ("matrix products", "convolution") and kernel.tensor_cores == 0 else ""
+
+
+def _sums(capture: Capture, group: Callable[[Kernel], str]) -> dict[str, float]:
+    """Returns the time per step of the kernels that compute by their group, the longest first."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for kernel in _computing_kernels(capture):
+        sums[group(kernel)] += kernel.total_s / (len(capture.ranks) * capture.num_steps)
+    sums.pop("", None)
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:

@@ -87,11 +87,11 @@ def _launches(capture: Capture) -> str:
     of = {name: statistics.fmean(one[name] for one in stats) for name in stats[0] if name != "outside_graphs"}
     return (
         f"{of['num_calls']:,.0f} calls launch {of['num_kernels']:,.0f} kernels and copies{capture.per_step}, "
-        f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} are shorter than their call, "
-        f"{of['below_5us']:.0%} than 5 us, {of['below_10us']:.0%} than 10 us; medians: "
-        f"{duration(of['call_s'])} for a call, {duration(of['delay_s'])} until the start, "
-        f"{duration(of['kernel_s'])} for a kernel, {of['queue_median']:,.0f} kernels in the queue, which is "
-        f"empty for {of['queue_empty']:.0%} of the time"
+        f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} take less time than their call, "
+        f"{of['below_5us']:.0%} less than 5 us, and {of['below_10us']:.0%} less than 10 us; the median call "
+        f"takes {duration(of['call_s'])}, the median kernel {duration(of['kernel_s'])} and starts "
+        f"{duration(of['delay_s'])} after its call; {of['queue_median']:,.0f} kernels are queued (median), "
+        f"and none for {of['queue_empty']:.0%} of the time"
     )
 
 

@@ -11,6 +11,7 @@ from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     AFTER,
+    BEFORE,
     COLUMNS,
     IDLE_CAUSES,
     PART_NAMES,
@@ -165,9 +166,11 @@ def blocking_calls(capture: Capture) -> Table:
     rows = []
     for row in sums(capture, "blocking_calls", ("name", "operator", "annotation", "reason"), "total_s"):
         if max(row["total_s"], row["idle_s"]) >= LEAST_S:
-            num_steps = capture.num_steps if row["annotation"] == AFTER else 1  # these are not in each step
+            is_once = row["annotation"] in (AFTER, BEFORE)
+            num_steps = capture.num_steps if is_once else 1
             whole = {name: row[name] * num_steps for name in _OF_WAITS}
             rows.append(row | whole | {"call": _host_name(row["name"], row["operator"])})
+    rows.sort(key=lambda row: -row["total_s"])
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
     columns = [first, Column("annotation", "inside", known(short)), *reason, *others[:1]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import AFTER, NO_CALL, Capture
+from ddp_hpc.trace.analysis_results import AFTER, BEFORE, NO_CALL, Capture
 from ddp_hpc.trace.event_names import region_of
 from ddp_hpc.trace.named_results import LaunchStats
 from ddp_hpc.trace.table_columns import short
@@ -30,6 +30,7 @@ _LITTLE = 0.01
 _SOME, _MANY_KERNELS, _EACH_S, _MOST_NAMED = 0.02, 30, 1e-4, 2
 """The least fraction of a step and the least kernels of an optimizer for advice, the longest wait for each of
 these for which launching is the cause, and the most calls to name."""
+_HAS_FUSED = re.compile(r"#(Adam|AdamW|SGD|Adagrad)\.")  # for CUDA in torch 2.13
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
 _CALLS = (
     (
@@ -59,10 +60,17 @@ _CALLS = (
 def waits_of_host(capture: Capture) -> Iterator[str]:
     """Names the calls in which the host waits, and where it waits without a call, if this takes long."""
     wall_s = capture.mean.wall_s or 1.0
+    early = [row for row in tables.blocking_calls(capture).rows if row["annotation"] == BEFORE]
     rows = _waits_in_steps(capture)
     still = [row for row in rows if row["reason"] == NO_CALL]
     rows = [row for row in rows if row["reason"] != NO_CALL]
-    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks)
+    early_s = sum(row["total_s"] for row in early) / capture.num_steps
+    blocked_s = statistics.fmean(trace.blocked_s for trace in capture.ranks) - early_s
+    if early_s >= _MUCH * wall_s:
+        yield (
+            f"Before the first step of the device, the host is in {early[0]['call']} for "
+            f"{duration(early[0]['total_s'])}: the device still runs earlier work, so this is not in a step."
+        )
     if rows and capture.on_device and blocked_s >= _MUCH * wall_s:
         first = rows[0]
         advice = (
@@ -90,7 +98,8 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
 
 
 def _waits_in_steps(capture: Capture) -> list[Row]:
-    return [row for row in tables.blocking_calls(capture).rows if row["annotation"] != AFTER]
+    rows = tables.blocking_calls(capture).rows
+    return [row for row in rows if row["annotation"] not in (AFTER, BEFORE)]
 
 
 def _share(time_s: float, capture: Capture) -> str:
@@ -106,7 +115,7 @@ def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:
     idle_s = sum(row["idle_s"] for row in rows)
     if idle_s < _LITTLE * capture.mean.wall_s:
         return f"The device has work meanwhile, so this hardly makes {capture.a_step} longer."
-    lost = f"At most {duration(idle_s)} of this is lost: the device does nothing during or right after it."
+    lost = f"The device has nothing to do for at most {duration(idle_s)} because of this."
     return f"{advice} {lost}".lstrip()
 
 
@@ -144,7 +153,8 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
         if "zero_grad" in name:
             yield f"{text}zero_grad(set_to_none=True) launches none."
         elif (num := num_kernels.get(name, 0)) >= _MANY_KERNELS and row["total_s"] < num * _EACH_S:
-            yield f"{text}foreach=True, or fused=True of Adam, AdamW and SGD, launches fewer."
+            fused = " or fused=True" * bool(_HAS_FUSED.search(name))
+            yield f"{text}foreach=True{fused} in the optimizer launches fewer."
 
 
 def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:

@@ -208,7 +208,7 @@ def test_the_critical_path_of_one_rank_is_as_long_as_its_step(tmp_path):
         ("wait", "in the launch call"): pytest.approx(1 * US),
         ("compute", "gemm"): pytest.approx(400 * US),  # the second one runs beside the collective
         ("communication", "all_reduce"): pytest.approx(200 * US),
-        ("wait", "to start, although queued"): pytest.approx(17 * US),
+        ("wait", "(kernel queued)"): pytest.approx(17 * US),
         ("compute", "adam"): pytest.approx(40 * US),  # until the copy starts
         ("memcpy", "Memcpy DtoH (Device -> Pinned)"): pytest.approx(40 * US),
     }
@@ -236,7 +236,7 @@ def test_kernels_that_overlap_are_on_the_critical_path_one_after_the_other(tmp_p
     events += [kernel(0, "a", 3, 47), kernel(1, "b", 45, 50), kernel(2, "c", 90, 10)]
     path = read_capture(write(tmp_path / "t.json", events)).path
     assert [(row.name, pytest.approx(row.dur_s)) for row in path.rows] == [
-        ("a", 47 * US), ("b", 40 * US), ("c", 10 * US), ("to start, although queued", 2 * US),
+        ("a", 47 * US), ("b", 40 * US), ("c", 10 * US), ("(kernel queued)", 2 * US),
         ("in the launch call", 1 * US),
     ]  # fmt: skip
 
