@@ -15,7 +15,7 @@ from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program import program_of
 
 # The programs of an environment are also found, or called, by their path.
-_PATH_OF_ENV = re.compile(r"PATH=[^\n]*\benvs/[\w.-]+/bin|(?m:^\s*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w)")
+_PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(

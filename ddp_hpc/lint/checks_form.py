@@ -189,7 +189,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
-            yield Problem(line, what, _joined(name, seen[name], value))
+            # A block of directives that all scripts share is often overridden on purpose in these ways.
+            is_narrowed = set(value.split(",")) < set(seen[name].split(","))
+            is_meant = is_narrowed or name == "--array"
+            yield Problem(line, what, _joined(name, seen[name], value), "note" if is_meant else None)
         seen[name] = value
 
 

@@ -31,10 +31,10 @@ _AS_NUMBER = re.compile(
     r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
 )
 _READ_LOOP = re.compile(
-    r"(?ms)(?:\|\s*|^\s*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s(.*?)(?:^|;)\s*done\b"
-    r"(?!\s*\d<)"
+    r"(?ms)(?:\|\s*|^[ \t]*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s"
+    r"(.*?)(?:^[ \t]*|;\s*)done\b(?!\s*\d<)"
 )
-_READS_INPUT = re.compile(r"(?m)^\s*(srun|ssh|mpirun|mpiexec)\s.*$")
+_READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -71,7 +71,7 @@ def _is_in_loop(subject: Subject, command: Command) -> bool:
 @check("JOB040", "note", "lost results, a loop or a job that does not end as meant, or a list as a number")
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
-    of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^\s*cd\s[^#\n]*\$", script.text)
+    of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^[ \t]*cd\s[^#\n]*\$", script.text)
     has_trap = any(command.name == "trap" for command in script.commands)
     for start in starts(subject) if script.scheduler else ():
         command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
@@ -89,7 +89,7 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             line = script.text.count("\n", 0, loop.start(1) + step.start(1)) + 1
             what = f"{step[1]} reads the rest of the input of the loop, so the loop ends after one line"
             yield Problem(line, what, "write < /dev/null after the command")
-    may_end = re.search(r"(?m)^\s*exit\b|&&|\|\|", script.text)
+    may_end = re.search(r"(?m)^[ \t]*exit\b|&&|\|\|", script.text)
     for command in script.commands:
         is_alone = not script.lines[command.line - 1][:1].isspace() and command.ends == "\n"
         if _AGAIN.match(command.text) and is_alone and not may_end:
@@ -200,13 +200,13 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     last = int(found[1]) if found else -1
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):
-            values = re.findall(rf"(?m)^\s*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
+            values = re.findall(rf"(?m)^[ \t]*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
             size = len(_elements(values[0])) if len(values) == 1 else 0
             if 0 < size <= last:
                 what = f"the elements of {plain(name)} are 0 to {size - 1}, and the last task reads {last}"
                 yield Problem(command.line, what, f"use --array=0-{size - 1}")
                 return
-    commented = re.search(r"(?m)^\s*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
+    commented = re.search(r"(?m)^[ \t]*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
     reads = [
         command
         for command in script.commands

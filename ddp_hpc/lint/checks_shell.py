@@ -227,7 +227,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]
         ):
             yield f"{name} is one text, and not an array, so [0] is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):
-        if re.search(rf"(?m)^\s*(?:declare -a\s+)?{name}=\(", script.text):
+        if re.search(rf"(?m)^[ \t]*(?:declare -a\s+)?{name}=\(", script.text):
             yield (
                 f"${plain(name)}[ ] is the first element and the index in brackets",
                 f"write ${{{name}[INDEX]}}",

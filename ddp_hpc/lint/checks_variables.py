@@ -30,7 +30,7 @@ _IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
 _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
 # Commands that may set arrays elsewhere.
 _MAY_SET = re.compile(
-    r"(?m)^\s*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
+    r"(?m)^[ \t]*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
 )
 _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*(?:[*/+-]\s*\w+\s*)?\)")
 # Variables that programs read from their environment, and that a script usually has to export.
@@ -123,7 +123,7 @@ def _needs_value(script: Script, name: str) -> bool:
 
     A script that requests nothing may get its options on the command line.
     """
-    is_value = rf"(?m)^(?!\s*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
+    is_value = rf"(?m)^(?![ \t]*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
     requests = any(_REQUESTS.match(d.flag) for d in script.read())
     return requests and bool(re.search(is_value, script.text))
 
@@ -133,7 +133,7 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
     sets.
     """
     script, reader = subject.script, subject.scheduler.reader
-    is_complete = not re.search(r"(?m)^\s*(?:source|\.)\s", script.text)
+    is_complete = not re.search(r"(?m)^[ \t]*(?:source|\.)\s", script.text)
     for start in starts(subject) if is_complete else ():
         if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
             continue

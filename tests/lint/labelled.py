@@ -954,6 +954,10 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "note", S + "#SBATCH --gpu_cmode=exclusive\n"),
     ("SLURM002", "note", S + "#SBATCH --killable\n"),
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
+    # Some scripts narrow a block of directives that all of them share.
+    ("JOB007", "note", S + "#SBATCH --array=0\n#SBATCH --array=4,8\n"),
+    ("JOB007", "note", S + "#SBATCH --partition=a,b\n#SBATCH --partition=a\n"),
+    ("JOB007", "warning", S + "#SBATCH --partition=a\n#SBATCH --partition=b\n"),
     ("JOB005", "error", P + "#PSB -q long\n"),
     ("JOB005", "note", P + "# PBS -q long\n"),
     # Probably disabled: another directive sets the option, or letters precede the prefix.

@@ -22,6 +22,26 @@ def test_a_file_whose_name_says_that_it_is_a_template_has_one_note(name: str, tm
     assert found_in(TEXT, tmp_path / name) == [("JOB027", "note")]
 
 
+@pytest.mark.parametrize(
+    "directives",
+    [
+        "#SBATCH --time=01:00:00\n#SBATCH --nodes=NODES\n",
+        "#SBATCH --time=01:00:00\n#SBATCH --nodes=NUM_NODES\n",
+        "#SBATCH --time=01:00:00\n#SBATCH --array=1-N_JOBS%4\n",
+        "#PBS -l walltime=WTIME,mem=15gb\ncd $PBS_O_WORKDIR\n",
+    ],
+)
+def test_words_in_capital_letters_are_placeholders_of_templates(directives: str, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n{directives}./a.out\n"
+    assert found_in(text, tmp_path / "job.template") == [("JOB027", "note")]
+    assert ("JOB027", "note") not in found_in(text, tmp_path / "job.sh")
+
+
+def test_types_of_mail_are_no_placeholders(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --mail-type=END,FAIL,TIME_LIMIT_90\n./a.out\n"
+    assert found_in(text, tmp_path / "job.template") == []
+
+
 def test_a_script_with_the_same_placeholders_has_errors(tmp_path: Path) -> None:
     assert found_in(TEXT, tmp_path / "job.sh") == [("JOB016", "error"), ("JOB008", "error")]
 
