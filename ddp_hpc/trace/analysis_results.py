@@ -251,6 +251,8 @@ class RankTrace:
     """The product name of the device, such as `Tesla V100-SXM2-32GB`; empty if unknown."""
     num_sms: int = 0
     """The number of the SMs or compute units of a device; 0 if unknown."""
+    memory_bytes: int = 0
+    """The memory of a device; 0 if unknown."""
     is_cut_off: bool = False
     """Whether the file ends before the recording does, or its end could not be read."""
     busy: tuple[tuple[float, float, float], ...] = ()

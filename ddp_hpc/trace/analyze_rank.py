@@ -149,14 +149,19 @@ def _process(recording: Recording, host: str) -> str:
 
 
 def _device_properties(recording: Recording, head: dict[str, Any]) -> dict[str, Any]:
-    """Returns the product names and the largest number of SMs of the host's devices, if they are known."""
+    """Returns the product names, the largest number of SMs, and the smallest memory of the host's devices."""
     properties = head.get("deviceProperties")
     devices = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
     names = {name for one in devices if isinstance(name := one.get("name"), str) and name}
     if any(name.startswith("hip") for _, name in recording.launches.names):
         names = names or {"AMD GPU"}  # ROCm's device type is cuda, too
     sms = [number for one in devices if isinstance(number := one.get("numSms"), int)]
-    return {"device_name": ", ".join(sorted(names)), "num_sms": max(sms, default=0)}
+    sizes = [size for one in devices if isinstance(size := one.get("totalGlobalMem"), int)]
+    return {
+        "device_name": ", ".join(sorted(names)),
+        "num_sms": max(sms, default=0),
+        "memory_bytes": min(sizes, default=0),
+    }
 
 
 def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Collective, ...]:

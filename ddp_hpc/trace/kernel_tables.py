@@ -10,6 +10,7 @@ from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.event_names import STEP, shortened
+from ddp_hpc.trace.kernel_kinds import num_flops
 from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
 from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
@@ -88,8 +89,13 @@ def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
 def kernels_by_operator(capture: Capture) -> Table:
     """Returns the kernels and copies of each operator, those with the longest time first."""
     first, *others = sum_columns(capture, Column("operator", "operators and their kernels", short), "ms")
-    rows = sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
+    rows = sums(capture, "kernels", ("operator", "shapes", "name", "kind"), "total_s")
+    for row in rows:
+        is_product = row["kind"] == "matrix products" and row["total_s"]
+        flops = row["num_calls"] * num_flops(row["operator"], row["shapes"]) if is_product else 0
+        row["tflops"] = flops / row["total_s"] / 1e12 if flops else None
     rows = with_others([row for row in rows if row["operator"]], "operator")
     shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", kernel_name(capture))
-    return Table([first, *shapes, kernel, *others], rows)
+    speed = _recorded([Column("tflops", "TFLOP/s", "{:.3g}".format)], rows)
+    return Table([first, *shapes, kernel, *others, *speed], rows)

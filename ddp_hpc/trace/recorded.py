@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
+from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type, num_flops
 from ddp_hpc.trace.sums_over_ranks import weighted
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
@@ -50,7 +50,8 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in device_memory(trace)]
     peak = "not recorded (profile_memory=True)"
     if any(peaks):
-        peak = f"at most {format_bytes(max(peaks))}"
+        whole = f" of {format_bytes(capacity)}" if (capacity := first.memory_bytes) else ""
+        peak = f"at most {format_bytes(max(peaks))}{whole}"
     elif any(trace.memory for trace in capture.ranks):
         peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
     found.append(("memory of the device" if capture.on_device else "memory", peak))
@@ -115,3 +116,17 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
         if shown and kind_s < (1 - _LEAST_SHARE) * all_s:
             shown += f"; these kernels take {kind_s / all_s:.1%} of the time of computing kernels"
         yield f"data types of {kind}", shown
+    yield "speed of matrix products", _speed_of_products(capture)
+
+
+def _speed_of_products(capture: Capture) -> str:
+    """Returns the operations per second of the matrix products whose shapes are known, if most are."""
+    all_s = known_s = flops = 0.0
+    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
+        if kernel.kind == "matrix products":
+            of_call = num_flops(kernel.operator, kernel.shapes)
+            all_s, known_s = all_s + kernel.total_s, known_s + kernel.total_s * bool(of_call)
+            flops += kernel.num_calls * of_call
+    if not flops or known_s < all_s / 2:
+        return ""
+    return f"{flops / known_s / 1e12:.3g} TFLOP/s, from the shapes of {known_s / all_s:.0%} of them by time"

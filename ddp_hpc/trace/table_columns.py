@@ -19,7 +19,7 @@ HINTS = {
     "kernel queued": "The call had returned, but the next kernel had not started.",
     "waits of the host": "Calls that can wait for the device or the driver, and long times without a call.",
     "inside": "The outermost operator and the innermost annotation around the wait.",
-    "device idle ms": "When the device does nothing during or right after the wait: about this is lost.",
+    "device idle ms": "When the device has nothing to do during or right after the wait: about this is lost.",
     "comm exposed": "The time in which a collective runs and nothing is computed.",
     "comm hidden": "The time in which a collective runs beside computation; not part of the sum.",
     "exposed ms": "The time in which nothing is computed.",
@@ -30,6 +30,7 @@ HINTS = {
     "est. occupancy": "Kineto's estimate of the achieved occupancy, averaged over the time of the kernels.",
     "grid, block": "The blocks, and the threads of a block, in each dimension in the longest call.",
     "launched by": "The innermost operator or annotation around the launch of the longest call.",
+    "TFLOP/s": "Of matrix products: 2 operations for each multiplication, computed from the shapes.",
     "GB/s": "The size of the copies by their time.",
     "beside kernels": "The share of the time of the copies in which kernels run.",
 }

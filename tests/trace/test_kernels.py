@@ -6,13 +6,15 @@ import math
 import time
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_hpc.trace import kernel_tables, tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import timeline
-from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
+from ddp_hpc.trace.kernel_kinds import kernel_category, num_flops, uses_tensor_cores
 from ddp_hpc.trace.recorded import about, details
 from ddp_hpc.trace.summarize_run import read_capture
 
@@ -111,6 +113,35 @@ def test_the_kernels_of_an_operator_are_told_apart_by_the_shapes_of_its_inputs(t
     rows = kernel_tables.kernels_by_operator(capture).rows
     assert {row["shapes"]: row["num_calls"] for row in rows} == {"32x3x7, 64": 2, "8x2, 4": 1, "": 1}
     assert [row["num_calls"] for row in kernel_tables.kernels(capture).rows] == [4]
+
+
+def test_the_operations_of_matrix_products_are_those_that_torch_counts():
+    a, b, c, d = torch.ones(3, 5), torch.ones(5, 7), torch.ones(2, 3, 5), torch.ones(2, 5, 7)
+    for name, run, shapes in (
+        ("aten::mm", lambda: torch.mm(a, b), "3x5, 5x7 (float)"),
+        ("aten::addmm", lambda: torch.addmm(b[0], a, b), "7, 3x5, 5x7 (float)"),
+        ("aten::bmm", lambda: torch.bmm(c, d), "2x3x5, 2x5x7 (float)"),
+        ("aten::baddbmm", lambda: torch.baddbmm(c[:, :, :1], c, d), "2x3x1, 2x3x5, 2x5x7 (float)"),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        assert num_flops(name, shapes) == counter.get_total_flops() > 0
+    assert num_flops("aten::mm", "") == num_flops("aten::mm", "3x5") == 0
+    assert num_flops("aten::add", "3x5, 5x7") == 0
+
+
+def test_matrix_products_have_a_speed_if_their_shapes_were_recorded(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100)]
+    for number, dims in enumerate(([[1000, 1000], [1000, 2000]], [])):
+        args = {"Input Dims": dims} if dims else {}
+        events.append(event("cpu_op", "aten::mm", 20 * number, 9, **args))
+        events += launch(number, 20 * number + 1, "gemm", 20 * number + 5, 10 - number)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    speeds = [row["tflops"] for row in kernel_tables.kernels_by_operator(capture).rows]
+    assert speeds == [pytest.approx(400), None]
+    assert dict(details(capture))["speed of matrix products"] == (
+        "400 TFLOP/s, from the shapes of 53% of them by time"
+    )
 
 
 def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):

@@ -1,10 +1,13 @@
 """What changes over time: the memory of devices, and the queue of kernels."""
 
+import json
+
 import pytest
 
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.html_timeline import timeline
+from ddp_hpc.trace.recorded import details
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, write
@@ -41,6 +44,13 @@ def test_the_peak_of_memory_is_shown_with_its_operator(tmp_path):
         ("rank 0", "cuda:0", "4.0 GiB", "6.0 GiB", "4", "forward > aten::mm"),
         ("rank 0", "cpu", "1000 B", "-", "4", ""),
     ]
+
+
+def test_the_peak_of_memory_is_compared_with_the_memory_of_the_device(tmp_path):
+    path = write(tmp_path / "rank0.json", recording())
+    properties = [{"name": "A", "totalGlobalMem": 80 << 30}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"deviceProperties": properties}))
+    assert dict(details(read_capture(path.parent)))["memory of the device"] == "at most 4.0 GiB of 80.0 GiB"
 
 
 def test_the_queue_contains_kernels_that_are_launched_and_not_started(tmp_path):
