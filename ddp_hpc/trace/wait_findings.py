@@ -162,13 +162,18 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
     launches = [trace.launches for trace in capture.ranks if trace.launches]
     if not launches:
         return
-    first = launches[0]
-    if first.num_graphs:
-        longest = f"{short(first.outside_graphs)} takes longest outside: {duration(first.outside_graphs_s)}"
+    most = max(launches, key=lambda stats: stats.outside_graphs_s)
+    num_graphs, in_graphs, num_kernels, share = (
+        statistics.fmean(getattr(stats, name) for stats in launches)
+        for name in ("num_graphs", "num_in_graphs", "num_kernels", "share_of_graphs")
+    )
+    if num_graphs:
+        longest = f"{short(most.outside_graphs)} takes longest outside: {duration(most.outside_graphs_s)}"
+        times = counted(max(1, round(num_graphs)), "time")
         yield (
-            f"CUDA or HIP graphs (launched {counted(round(first.num_graphs), 'time')}{capture.per_step}) run "
-            f"{first.num_in_graphs:,.0f} of {first.num_kernels:,.0f} kernels and copies, "
-            f"{first.share_of_graphs:.0%} of their time{f' ({longest})' * bool(first.outside_graphs_s)}."
+            f"CUDA or HIP graphs (launched {times}{capture.per_step}) run {in_graphs:,.0f} of "
+            f"{num_kernels:,.0f} kernels and copies, {share:.0%} of their time"
+            f"{f' ({longest})' * bool(most.outside_graphs_s)}."
         )
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
     waits_s = capture.mean.device_idle_s + capture.mean.comm_exposed_s
@@ -178,8 +183,9 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
         none = f", and {place}no call of the host waits for long" * is_free
         if statistics.fmean(stats.queue_median for stats in launches) >= _FULL_QUEUE:
             none = ", and calls that launch kernels wait because the queue is full, which costs nothing"
-        behind = f"; the first one starts after {duration(first.behind_s)}, probably behind earlier work"
-        is_behind = not capture.has_steps and first.behind_s >= _MUCH * wall_s
+        behind_s = launches[0].behind_s
+        behind = f"; the first one starts after {duration(behind_s)}, probably behind earlier work"
+        is_behind = not capture.has_steps and behind_s >= _MUCH * wall_s
         yield (
             f"The device limits the speed: its kernels start {duration(ahead_s)} (median) after their launch"
             f"{none}{behind * is_behind}."
