@@ -59,7 +59,10 @@ _FUSIBLE = ("elementwise", "copies", "softmax and reductions", "normalization", 
 # Kernels of torch itself, other than those that are fused already (foreach), and not those of Triton.
 _EAGER = re.compile(r"(?!.*multi_tensor_apply).*(at::native|\(anonymous namespace\)::)")
 _FUSE = "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join them)"
-_FLOAT32 = "float32 products outside of Tensor or matrix cores (a bound: TF32 or mixed precision use these)"
+_FLOAT32 = (
+    "float32 products outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does TF32 "
+    "from NVIDIA's A100 on)"
+)
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
 # Those of MIOpen, cuDNN and cuBLAS.

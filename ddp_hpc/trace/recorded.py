@@ -120,13 +120,15 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _speed_of_products(capture: Capture) -> str:
-    """Returns the operations per second of the matrix products whose shapes are known, if most are."""
-    all_s = known_s = flops = 0.0
-    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
-        if kernel.kind == "matrix products":
-            of_call = num_flops(kernel.operator, kernel.shapes)
-            all_s, known_s = all_s + kernel.total_s, known_s + kernel.total_s * bool(of_call)
-            flops += kernel.num_calls * of_call
-    if not flops or known_s < all_s / 2:
+    """Returns the operations per second of the matrix products whose shapes are known, if most are, and if
+    these kernels take much of the time of all that compute.
+    """
+    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    products = [kernel for kernel in kernels if kernel.kind == "matrix products"]
+    each = [num_flops(kernel.operator, kernel.shapes) for kernel in products]
+    known_s = sum(kernel.total_s for kernel, flops in zip(products, each, strict=True) if flops)
+    flops = sum(kernel.num_calls * flops for kernel, flops in zip(products, each, strict=True))
+    all_s = sum(kernel.total_s for kernel in products)
+    if not flops or known_s < all_s / 2 or all_s < _MUCH * sum(kernel.total_s for kernel in kernels):
         return ""
     return f"{flops / known_s / 1e12:.3g} TFLOP/s, from the shapes of {known_s / all_s:.0%} of them by time"

@@ -138,7 +138,8 @@ def test_kernels_that_could_be_shorter_are_named_unless_they_are_fused(tmp_path)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert capture.findings[1] == (
         "What would help most: a step of 1 ms would be shorter by at most 24% without float32 products "
-        "outside of Tensor or matrix cores (a bound: TF32 or mixed precision use these), 23% without "
+        "outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does TF32 from "
+        "NVIDIA's A100 on), 23% without "
         "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join "
         "them). The time of the kernels that compute is 51% matrix products, 49% elementwise, and 25% "
         "in sgemm."
