@@ -60,8 +60,8 @@ _FUSIBLE = ("elementwise", "copies", "softmax and reductions", "normalization", 
 _EAGER = re.compile(r"(?!.*multi_tensor_apply).*(at::native|\(anonymous namespace\)::)")
 _FUSE = "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join them)"
 _FLOAT32 = (
-    "float32 products outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does TF32 "
-    "from NVIDIA's A100 on)"
+    "float32 products outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does "
+    "TF32 from NVIDIA's A100 on)"
 )
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
