@@ -67,8 +67,6 @@ def _launch_stats(
         "num_short": int((durations < calls.durations[call]).sum()) / num_steps,
         "num_late": int((begun > finished).sum()) / num_steps,
         "kernel_s": float(np.median(durations)) * 1e-9,
-        "below_5us": float(np.mean(durations < 5000)),
-        "below_10us": float(np.mean(durations < 10_000)),
         "num_graphs": len(np.unique(call[is_graph])) / num_steps,
         "num_in_graphs": int(is_graph.sum()) / num_steps,
         "share_of_graphs": float(durations[is_graph].sum() / (durations.sum() or 1)),
@@ -83,11 +81,18 @@ def _launch_stats(
 def memories(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Memory, ...]:
     """Returns the memory of each device for which allocations were recorded."""
     host, events = recording.host, recording.memory
+    # Traces of torch 1.9 have only changes.
+    is_known = events.fields["allocated_bytes"] >= 0
+    is_change = not is_known.any()
     found = []
     for number, (_, device) in enumerate(events.names):
-        own = np.flatnonzero(events.name == number)
+        own = np.flatnonzero((events.name == number) & (is_known | is_change))
+        if not len(own):
+            continue
         own = own[np.argsort(events.starts[own], kind="stable")]
-        allocated, reserved = (events.fields[name][own] for name in ("allocated_bytes", "reserved_bytes"))
+        fields = ("allocated_bytes", "reserved_bytes", "change_bytes")
+        allocated, reserved, changes = (events.fields[name][own] for name in fields)
+        allocated = np.cumsum(changes) if is_change else allocated
         peak = own[np.argmax(allocated)]
         moment = events.starts[peak]
         around = (host.thread == events.thread[peak]) & (host.starts <= moment) & (moment < host.ends)
@@ -100,6 +105,7 @@ def memories(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Memory
                 step=steps.numbers_at(moment[np.newaxis])[0],
                 callers=tree.path(int(innermost), host),
                 curve=_curve(recording.zero_s, events.starts[own], allocated, reserved),
+                is_change=is_change,
             )
         )
     return tuple(found)

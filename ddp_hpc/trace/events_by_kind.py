@@ -41,11 +41,13 @@ _MOST = 2**63
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_MOST - 1)]
+_Change = Annotated[int, msgspec.Meta(ge=1 - _MOST, le=_MOST - 1)]
 
 
 class _Memory(msgspec.Struct, gc=False):
     allocated_bytes: _Size = msgspec.field(name="Total Allocated", default=-1)
     reserved_bytes: _Size = msgspec.field(name="Total Reserved", default=0)
+    change_bytes: _Change = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
     device_id: int = msgspec.field(name="Device Id", default=-1)
 
@@ -161,7 +163,7 @@ class Collector:
         self.functions = Columns(threads)
         self.launches = Columns(threads, correlation="q")
         self.device = Columns(Numbers(), correlation="q", bytes="q", message="i", config="i", occupancy="d")
-        self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
+        self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q", change_bytes="q")
         self.messages: Numbers[Message] = Numbers()
         self.configs: Numbers[Launch] = Numbers()
         self.shapes = Numbers({"": 0})
@@ -200,7 +202,8 @@ class Collector:
                 event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
                 of[event.cat].append(event)
         self._add_device(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"], world_size)
-        self._add_memory([event for event in of["cpu_instant_event"] if event.name == "[memory]"])
+        instants = of["cpu_instant_event"] + of[""]  # torch 1.9 writes no category
+        self._add_memory([event for event in instants if event.name == "[memory]"])
 
     def _add_device(self, events: list[Event], world_size: int) -> None:
         kernels = [_decoded(_Kernel, event) for event in events]
@@ -223,7 +226,7 @@ class Collector:
 
     def _add_memory(self, events: list[Event]) -> None:
         decoded = [(event, _decoded(_Memory, event)) for event in events]
-        known = [(event, memory) for event, memory in decoded if memory.allocated_bytes >= 0]
+        known = [one for one in decoded if one[1].allocated_bytes >= 0 or one[1].change_bytes]
         for event, memory in known:
             event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
             if memory.device_id >= 0 and event.name != "cpu":
@@ -232,6 +235,7 @@ class Collector:
             [event for event, _ in known],
             allocated_bytes=[memory.allocated_bytes for _, memory in known],
             reserved_bytes=[memory.reserved_bytes for _, memory in known],
+            change_bytes=[memory.change_bytes for _, memory in known],
         )
 
     def recording(self, clock_ns: int) -> Recording:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
@@ -20,16 +18,12 @@ from ddp_hpc.trace.analysis_results import (
     Times,
 )
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
-from ddp_hpc.trace.kernel_kinds import KINDS
-from ddp_hpc.trace.named_results import Kernel
-from ddp_hpc.trace.region_times import RECOMPUTED
+from ddp_hpc.trace.gains import avoidable, gains
 from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
-from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.trace_files import first_of
 from ddp_hpc.trace.wait_findings import (
     ahead_of_device,
     cut_starts,
-    has_long_waits,
     idle_device,
     waits_of_host,
 )
@@ -54,19 +48,6 @@ _STEPS = {
     UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
     "": "The recording, in which no steps are marked, takes",
 }
-_MOST_NAMED = 3
-_FUSIBLE = ("elementwise", "copies", "softmax and reductions", "normalization", "quantization")
-# Kernels of torch itself, other than those that are fused already (foreach), and not those of Triton.
-_EAGER = re.compile(r"(?!.*multi_tensor_apply).*(at::native|\(anonymous namespace\)::)")
-_FUSE = "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join them)"
-_FLOAT32 = (
-    "float32 products outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does "
-    "TF32 from NVIDIA's A100 on)"
-)
-_CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
-_NO_WORKERS = "_SingleProcessDataLoaderIter"
-# Those of MIOpen, cuDNN and cuBLAS.
-_CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
 
 
 def findings(capture: Capture) -> list[str]:
@@ -83,100 +64,9 @@ def findings(capture: Capture) -> list[str]:
         sentences.append(delays + gain * (straggler.share > 0))
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
-    sentences += [_gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
+    sentences += [gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
     sentences += [*idle_device(capture, wall_s), *ahead_of_device(capture, wall_s)]
-    return [*sentences, *_communication(capture), *_avoidable(capture)]
-
-
-def _avoidable(capture: Capture) -> Iterator[str]:
-    """Names changes of the memory format of images, and recomputation, if they take a large part of the time
-    of computing kernels.
-    """
-    kernels, num = _computing_kernels(capture), len(capture.ranks) * capture.num_steps
-    all_s = sum(kernel.total_s for kernel in kernels) or 1.0
-    changing_s = sum(kernel.total_s for kernel in kernels if _CONVERSION.search(kernel.name))
-    again_s = sum(
-        region.device_s for trace in capture.ranks for region in trace.regions if region.name == RECOMPUTED
-    )
-    for time_s, what, remedy in (
-        (changing_s, "Changes between the memory formats NCHW and NHWC take", _CHANNELS_LAST),
-        (again_s, "Recomputation takes", "it saves memory: checkpoint fewer layers if there is enough"),
-    ):
-        if time_s >= _MUCH * all_s:
-            share, each = f"{time_s / all_s:.0%} of the time of computing kernels", duration(time_s / num)
-            yield f"{what} {share} ({each}{capture.per_step}); {remedy}."
-
-
-def _computing_kernels(capture: Capture) -> list[Kernel]:
-    return [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
-
-
-def _gains(capture: Capture, wall_s: float) -> str:
-    """Returns how much shorter a step can be at most without each of its waits, the longest first."""
-    mean, straggler = capture.mean, capture.straggler
-    delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
-    waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
-    before = "step" if capture.num_steps > 1 else "recording"
-    other = f" other than waiting for {rank}" * bool(straggler)
-    idle_s = 0.0 if capture.on_device else mean.idle_s
-    lacks_workers = any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops)
-    loader = "num_workers of the DataLoader" if lacks_workers else "more workers, or a faster file format"
-    num_kernels = sum(trace.launches.num_kernels for trace in capture.ranks if trace.launches)
-    is_long = mean.idle_kernel_s * len(capture.ranks) > 2e-6 * num_kernels  # usual between kernels
-    waits = {
-        f"the delay of {rank} (attainable, with its cause)": delay_s,
-        f"the late start of {rank} (attainable, with its cause before the {before})": late_s,
-        f"waiting for data (attainable: {loader})": mean.data_s,
-        "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
-        f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
-        "launch calls (a bound: launch less; in the first steps, they also load code)": mean.idle_launch_s,
-        "waits of kernels that are launched (a bound)": mean.idle_kernel_s * is_long,
-        "Python or other code outside of operators (a bound)": idle_s,
-        f"exposed communication{other} (a bound: what fits behind computation can be hidden)": (
-            mean.comm_exposed_s - waited_s
-        ),
-        "exposed memory copies (a bound: what fits behind computation can be hidden)": mean.memcpy_s,
-    }
-    computing_s = mean.forward_s + mean.backward_s + mean.optimizer_s + mean.other_s
-    is_busy = capture.on_device and computing_s >= wall_s / 2
-    waits |= _sums(capture, _could_be_shorter) if is_busy else {}
-    longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
-    whole = capture.a_step
-    gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
-    text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
-    if not longest:
-        wait = f"No avoidable wait{' of the device' * capture.on_device} exceeds {_MUCH:.0%} of {whole}"
-        text = f"{wait}, so only less or faster computation would make it much shorter."
-    kinds, names = (_sums(capture, attrgetter(field)) for field in ("kind", "name"))
-    if not names or (longest and not is_busy):
-        return text
-    total_s, name = sum(kinds.values()) or 1.0, next(iter(names))
-    named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in [*kinds][:_MOST_NAMED])
-    named += f", and {names[name] / total_s:.0%} in {short(name)}"
-    return f"{text} The time of the kernels that compute is {named}."
-
-
-def _earlier(capture: Capture) -> str:
-    """Returns what makes the host launch earlier, which depends on how long it does something else."""
-    if has_long_waits(capture):
-        return "what the host does before them could take less time, or run in the background"
-    return "fewer launches gain a part of it"
-
-
-def _could_be_shorter(kernel: Kernel) -> str:
-    """Returns what makes a kernel shorter, as one of the gains; empty for most kernels."""
-    if kernel.kind in _FUSIBLE and _EAGER.match(kernel.name):
-        return _FUSE
-    return _FLOAT32 if kernel.kind in ("matrix products", "convolution") and kernel.tensor_cores == 0 else ""
-
-
-def _sums(capture: Capture, group: Callable[[Kernel], str]) -> dict[str, float]:
-    """Returns the time per step of the kernels that compute by their group, the longest first."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for kernel in _computing_kernels(capture):
-        sums[group(kernel)] += kernel.total_s / (len(capture.ranks) * capture.num_steps)
-    sums.pop("", None)
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+    return [*sentences, *_communication(capture), *avoidable(capture)]
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
@@ -252,25 +142,32 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
     """Names the slow steps, the one or two parts of the time in which they differ most from the others, and
     the gain if they were as short as these.
     """
-    slow_times: list[Times] = []
-    times: list[Times] = []
+    of_step: defaultdict[int, list[Times]] = defaultdict(list)
     for step in (step for trace in ranks for step in trace.steps if step.number in lengths):
-        (slow_times if step.number in slow else times).append(step.times)
-    more = differences(slow_times, times)
+        of_step[step.number].append(step.times)
+    usual = [times for number, own in of_step.items() if number not in slow for times in own]
+    more = differences([times for number in slow for times in of_step[number]], usual)
     more_s = sum(more.values())
     usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
     gain = sum(lengths[number] - usual_s for number in slow) / (sum(lengths.values()) or 1.0)
-    named = [
-        f"{duration(part_s)} is " + "idle time of the device: " * (part in IDLE_CAUSES) + PART_NAMES[part]
-        for part, part_s in more.items()
-        if part_s >= _MUCH_IDLE * more_s
-    ]
-    takes = f"Step {slow[0]} takes" if len(slow) == 1 else f"Steps {first_of(sorted(slow))} take"
+    named = [_part(*one) for one in more.items() if one[1] >= _MUCH_IDLE * more_s]
+    text = f"Step {slow[0]} takes" if len(slow) == 1 else f"Steps {first_of(sorted(slow))} take"
+    text += f" {duration(more_s)} longer than the others"
+    most = {number: next(iter(differences(of_step[number], usual).items())) for number in sorted(slow)}
+    if len(slow) == 2 and len({part for part, _ in most.values()}) == 2:
+        text += " on average: " + ", and ".join(
+            f"in step {step}, {_part(*one)}" for step, one in most.items()
+        )
+    else:
+        text += f": of the difference, {', and '.join(named[:2])}"
     return (
-        f"{takes} {duration(more_s)} longer than the others: of the difference, {', and '.join(named[:2])}. "
-        f"With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
+        f"{text}. With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
         f"{gain:.0%} shorter."
     )
+
+
+def _part(part: str, part_s: float) -> str:
+    return f"{duration(part_s)} is " + "idle time of the device: " * (part in IDLE_CAUSES) + PART_NAMES[part]
 
 
 def _communication(capture: Capture) -> Iterator[str]:

@@ -105,15 +105,23 @@ def uses_tensor_cores(name: str, kind: str) -> float | None:
     return None if kind in PRODUCTS and data_type(name) != "float" else 0.0
 
 
-def num_flops(operator: str, shapes: str) -> int:
+def shapes(text: str) -> list[tuple[int, ...]]:
+    """Returns the shapes in a text of `shapes_of`; at least one, which is empty if the text is.
+
+    >>> shapes("4096, 256x1024 (BFloat16)")
+    [(4096,), (256, 1024)]
+    """
+    return [tuple(map(int, re.findall(r"\d+", shape))) for shape in text.partition(" (")[0].split(",")]
+
+
+def num_flops(operator: str, inputs: str) -> int:
     """Returns the floating-point operations of a call of an operator for matrix products, with the shapes of
     its inputs as in `shapes_of`; 0 if unknown. As in torch.utils.flop_counter, only the product counts.
 
     >>> num_flops("aten::addmm", "4096, 256x1024, 1024x4096 (BFloat16)") == 2 * 256 * 1024 * 4096
     True
     """
-    first = _FIRST_MATRIX.get(operator)
-    sizes = [[*map(int, re.findall(r"\d+", shape))] for shape in shapes.partition(" (")[0].split(",")]
+    first, sizes = _FIRST_MATRIX.get(operator), shapes(inputs)
     if first is None or len(sizes) < first + 2:
         return 0
     left, right = sizes[first : first + 2]

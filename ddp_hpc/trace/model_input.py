@@ -37,7 +37,7 @@ def metadata(head: dict[str, Any], recording: Recording) -> tuple[tuple[str, str
     found = [
         ("name of the trace", str(head.get("traceName", ""))),
         ("metadata of the trace", ", ".join(texts[:_MOST_FIELDS])),
-        ("Python stacks", "" if recording.has_stacks else "not recorded (with_stack=True)"),
+        ("Python functions", "" if recording.has_stacks else "not recorded (with_stack=True)"),
     ]
     return tuple((term, text) for term, text in found if text)
 
@@ -64,7 +64,4 @@ def first_input(recording: Recording, steps: Steps) -> str:
     shapes, _, dtype = recording.shapes[host.fields["shapes"][first]].partition(" (")
     arguments = shapes.split(", ")
     shape = arguments[min(name.endswith(_SECOND), len(arguments) - 1)]
-    first_dimension, *others = shape.split("x")
-    is_batch = len(others) > (not name.endswith("embedding"))
-    size = f"batch size {first_dimension}" if is_batch else f"{first_dimension} samples or tokens"
-    return " ".join(filter(None, (size, f"({shape}", re.split("[,)]", dtype)[0], f"in {name})")))
+    return " ".join(filter(None, (shape, re.split("[,)]", dtype)[0], f"in {name}")))

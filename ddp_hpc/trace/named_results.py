@@ -161,9 +161,6 @@ class LaunchStats:
     """The time from the launch of the first kernel to its start."""
     kernel_s: float = 0.0
     """Median duration of a kernel."""
-    below_5us: float = 0.0
-    """The fraction of the kernels that take less than 5 us."""
-    below_10us: float = 0.0
     queue_median: float = 0.0
     """Median over time of the number of kernels whose launch call has begun, and that have not started."""
     queue_empty: float = 0.0
@@ -185,3 +182,5 @@ class Memory:
     """The annotations and operators in which this happened, from the outermost to the innermost."""
     curve: Curve
     """`allocated_bytes` and `reserved_bytes` over time."""
+    is_change: bool = False
+    """Whether the bytes are those since the start of the recording, without what was allocated before."""

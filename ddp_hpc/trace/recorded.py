@@ -47,11 +47,13 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     found += _data_types(capture)
     if not capture.collectives:
         found.append(("communication", "no collective was recorded"))
-    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in device_memory(trace)]
+    memories = [memory for trace in capture.ranks for memory in device_memory(trace)]
+    largest = max(memories, key=lambda memory: memory.allocated_bytes, default=None)
     peak = "not recorded (profile_memory=True)"
-    if any(peaks):
+    if largest and largest.allocated_bytes > 0:
+        more = " more than at the start of the recording" * largest.is_change
         whole = f" of {format_bytes(capacity)}" if (capacity := first.memory_bytes) else ""
-        peak = f"at most {format_bytes(max(peaks))}{whole}"
+        peak = f"at most {format_bytes(largest.allocated_bytes)}{more}{whole * (not more)}"
     elif any(trace.memory for trace in capture.ranks):
         peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
     found.append(("memory of the device" if capture.on_device else "memory", peak))
@@ -88,11 +90,10 @@ def _launches(capture: Capture) -> str:
     of = {name: statistics.fmean(one[name] for one in stats) for name in stats[0] if name != "outside_graphs"}
     return (
         f"{of['num_calls']:,.0f} calls launch {of['num_kernels']:,.0f} kernels and copies{capture.per_step}, "
-        f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} take less time than their call, "
-        f"{of['below_5us']:.0%} less than 5 us, and {of['below_10us']:.0%} less than 10 us; the median call "
-        f"takes {duration(of['call_s'])}, the median kernel {duration(of['kernel_s'])} and starts "
-        f"{duration(of['delay_s'])} after its call; {of['queue_median']:,.0f} kernels are queued (median), "
-        f"and none for {of['queue_empty']:.0%} of the time"
+        f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} kernels are shorter than their call; "
+        f"medians: {duration(of['call_s'])} for a call, {duration(of['kernel_s'])} for a kernel, which "
+        f"starts {duration(of['delay_s'])} after its call, and {of['queue_median']:,.0f} kernels in the "
+        f"queue, which is empty for {of['queue_empty']:.0%} of the time"
     )
 
 

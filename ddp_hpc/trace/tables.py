@@ -106,7 +106,9 @@ def memory(capture: Capture) -> Table:
         Column("callers", "in operator", short),
     ]
     rows: list[Row] = [
-        vars(memory) | {"name": f"rank {trace.rank}", "host": trace.host}
+        vars(memory)
+        | {"name": f"rank {trace.rank}", "host": trace.host}
+        | ({"device": f"{memory.device}, since the start"} if memory.is_change else {})
         for trace in capture.ranks
         for memory in device_memory(trace)
         if memory.allocated_bytes

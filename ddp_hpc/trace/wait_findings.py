@@ -23,6 +23,8 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _MUCH_OF_WAITS = 0.1
 """Fraction of the waits for the host that a call must take to be named."""
+_MOST_OF_WAITS = 0.9
+"""Fraction of the waits for the host above which one of them is named instead of their mean."""
 _FULL_QUEUE = 1000
 """About as many kernels fit into the queue of NVIDIA's devices, before launches wait."""
 _LITTLE = 0.01
@@ -144,15 +146,17 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
     waits = tables.host_waits(capture).rows
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
         yield _late_launches(capture, launches, waits)
-    num_kernels = {row["name"]: row["num_kernels"] for row in tables.regions(capture).rows}
+    regions = {row["name"]: row for row in tables.regions(capture).rows}
     for row in waits:
-        name, share = row["operator"], row["total_s"] / wall_s
-        if row["name"] or share < _SOME or region_of(name) != "optimizer":
+        name, region = row["operator"], regions.get(row["operator"], {"idle_s": 0.0, "num_kernels": 0})
+        waits_s = max(row["total_s"], region["idle_s"])
+        if row["name"] or waits_s < _SOME * wall_s or region_of(name) != "optimizer":
             continue
-        text = f"The device waits {duration(row['total_s'])} ({share:.0%}) for the launches of {name}: "
+        share = f"{duration(waits_s)} ({waits_s / wall_s:.0%})"
+        text = f"The device is idle for {share} before the kernels of {name}: "
         if "zero_grad" in name:
             yield f"{text}zero_grad(set_to_none=True) launches none."
-        elif (num := num_kernels.get(name, 0)) >= _MANY_KERNELS and row["total_s"] < num * _EACH_S:
+        elif (num := region["num_kernels"]) >= _MANY_KERNELS and waits_s < num * _EACH_S:
             fused = " or fused=True" * bool(_HAS_FUSED.search(name))
             yield f"{text}foreach=True{fused} in the optimizer launches fewer."
 
@@ -211,11 +215,15 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Seq
         for row in waits
         if (row["name"] or row["operator"]) and row["total_s"] >= _MUCH_OF_WAITS * capture.mean.idle_host_s
     ]
-    most = f" (at most {duration(max(gap.dur_s for gap in gaps))})" if (gaps := capture.ranks[0].gaps) else ""
+    all_s = capture.mean.idle_host_s * capture.num_steps
+    own = capture.ranks[0].gaps if len(capture.ranks) == 1 else ()
+    longest_s = max((gap.dur_s for gap in own), default=0.0)
+    on_average = f"for {duration(wait_s)} on average" + f" (at most {duration(longest_s)})" * (longest_s > 0)
+    if num_late > 1 and longest_s > _MOST_OF_WAITS * all_s:
+        on_average = f"once for {duration(min(longest_s, all_s))}"
     text = (
-        f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, for "
-        f"{duration(wait_s)} on average{most * (len(capture.ranks) == 1)}"
-        f"{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
+        f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, "
+        f"{on_average}{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
     )
     if wait_s > _LONG_WAIT_S or any(stats.num_graphs for stats in launches):
         return text

@@ -122,8 +122,8 @@ def test_what_would_help_most_is_named_in_order(tmp_path):
     busy = read_capture(write(tmp_path / "busy" / "rank0.json", events).parent)
     assert busy.findings[1] == (
         "No avoidable wait of the device exceeds 5% of a step, so only less or faster computation "
-        "would make it much shorter. The time of the kernels that compute is 100% matrix products, and 100% "
-        "in hgemm."
+        "would make it much shorter. The time of the kernels that compute is 100% matrix products; the "
+        "longest of them, hgemm, takes 100%."
     )
     assert busy.findings[0].endswith("record several, for example with schedule(active=3).")
 
@@ -141,9 +141,36 @@ def test_kernels_that_could_be_shorter_are_named_unless_they_are_fused(tmp_path)
         "outside of Tensor or matrix cores (a bound: mixed precision uses these, and so does TF32 from "
         "NVIDIA's A100 on), 23% without "
         "elementwise kernels, copies and reductions (a bound: torch.compile or fused kernels join "
-        "them). The time of the kernels that compute is 51% matrix products, 49% elementwise, and 25% "
-        "in sgemm."
+        "them). The time of the kernels that compute is 51% matrix products, 49% elementwise; the longest "
+        "of them, sgemm, takes 25%."
     )
+
+
+def test_attention_in_several_kernels_is_found_by_the_shapes_of_its_scores(tmp_path):
+    """Of 120 us, the two products and the softmax take 60 us; the other product is not of attention."""
+    events = [annotation("ProfilerStep#4", 0, 120)]
+    for number, (name, *dims) in enumerate((
+        ("aten::bmm", [6, 5, 8], [6, 8, 7]),
+        ("aten::_softmax", [2, 3, 5, 7]),
+        ("aten::bmm", [6, 5, 7], [6, 7, 8]),
+        ("aten::bmm", [6, 4, 8], [6, 8, 4]),
+        ("aten::mm", [30, 8], [8, 8]),
+        ("aten::_log_softmax", [30, 8]),
+    )):  # fmt: skip
+        events.append(event("cpu_op", name, 2 * number, 2, **{"Input Dims": dims}))
+        events += launch(number + 1, 2 * number, "hgemm", 20 * number, 20)
+    (_, text, *_) = read_capture(write(tmp_path / "rank0.json", events).parent).findings
+    said = "50% without attention in several kernels (a bound: scaled_dot_product_attention has one)"
+    assert said in text
+
+
+def test_communication_is_hidden_at_most_behind_the_computation_that_hides_none_yet(tmp_path):
+    """A step of 100 us has 10 us of computation beside 100 us of communication."""
+    events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "hgemm", 0, 10)]
+    events += launch(2, 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 90)
+    (_, text, *_) = read_capture(write(tmp_path / "rank0.json", events).parent).findings
+    said = "(a bound: at most 10% fits behind computation, and the rest takes less or faster communication)"
+    assert f"90% without exposed communication {said}" in text
 
 
 def test_a_call_before_the_first_step_of_the_device_is_not_in_a_step(tmp_path):
@@ -328,6 +355,21 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     assert "does not explain" not in said
 
 
+def test_two_slow_steps_with_different_causes_are_told_apart(tmp_path):
+    events = [
+        *step(1, 0),
+        *step(2, 350),
+        *step(3, 700, forward=900),
+        *step(4, 1850, data=510),
+        *step(5, 2700),
+    ]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert capture.findings[1].startswith(
+        "Steps 3, 4 take 650 us longer than the others on average: in step 3, 800 us is forward, and in "
+        "step 4, 500 us is waiting for data. "
+    )
+
+
 def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
     events = [*step(1, 0), *step(2, 350), *step(3, 700, forward=900)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
@@ -354,7 +396,7 @@ def test_what_was_not_recorded_is_said(tmp_path):
         ("memory of the device", "not recorded (profile_memory=True)"),
         ("data loading on the host", "not recorded (no DataLoader, and no region named data)"),
         ("metadata of the trace", "backend gloo"),
-        ("Python stacks", "not recorded (with_stack=True)"),
+        ("Python functions", "not recorded (with_stack=True)"),
     ]
 
 
@@ -396,7 +438,9 @@ def test_what_an_optimizer_does_while_the_device_waits_is_one_row_with_a_remedy(
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     (row,) = _shown(tables.host_waits(capture))[:1]
     assert (row[0], row[2]) == ("Optimizer.zero_grad#SGD.zero_grad", "1")
-    said = "for the launches of Optimizer.zero_grad#SGD.zero_grad: zero_grad(set_to_none=True) launches none."
+    said = (
+        "before the kernels of Optimizer.zero_grad#SGD.zero_grad: zero_grad(set_to_none=True) launches none."
+    )
     assert any(sentence.endswith(said) for sentence in capture.findings)
 
 
@@ -409,7 +453,7 @@ def test_only_optimizers_with_a_fused_version_are_to_use_it(tmp_path, name, advi
     for number in range(40):
         events += launch(1 + number, 30 + 24 * number, "k", 32 + 24 * number, 2)
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    said = f"for the launches of Optimizer.step#{name}.step: {advice} the optimizer launches fewer."
+    said = f"before the kernels of Optimizer.step#{name}.step: {advice} the optimizer launches fewer."
     assert any(sentence.endswith(said) for sentence in capture.findings)
 
 

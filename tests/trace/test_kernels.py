@@ -451,19 +451,19 @@ def test_calls_inside_other_calls_are_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("name", "dims", "types", "shown"),
     [
-        ("aten::conv2d", [[8, 3, 9, 9], [4, 3, 3, 3]], ["c10::Half"], "batch size 8 (8x3x9x9 Half"),
-        ("aten::linear", [[16, 13], [256, 13], []], ["float", "", ""], "16 samples or tokens (16x13 float"),
-        ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "batch size 4 (4x128 float"),
-        ("aten::addmm", [[7], [9, 5], [5, 7]], ["float"] * 3, "9 samples or tokens (9x5 float"),
+        ("aten::conv2d", [[8, 3, 9, 9], [4, 3, 3, 3]], ["c10::Half"], "8x3x9x9 Half"),
+        ("aten::linear", [[16, 13], [256, 13], []], ["float", "", ""], "16x13 float"),
+        ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "4x128 float"),
+        ("aten::addmm", [[7], [9, 5], [5, 7]], ["float"] * 3, "9x5 float"),
     ],
 )  # fmt: skip
-def test_the_input_of_the_first_layer_shows_the_batch_size(tmp_path, name, dims, types, shown):
+def test_the_input_of_the_first_layer_shows_its_shape(tmp_path, name, dims, types, shown):
     inputs = {"Input Dims": dims, "Input type": types}
     events = [annotation("ProfilerStep#0", 10, 90), event("cpu_op", "aten::mm", 0, 1, **inputs)]
     events += [event("cpu_op", "aten::relu", 20, 1, **inputs), event("cpu_op", name, 30, 20, **inputs)]
     events += [event("cpu_op", "aten::linear", 60, 20, **{"Input Dims": [[1, 1]]})]
     capture = read_capture(write(tmp_path / "rank0.json", events))
-    assert dict(details(capture))["input of the first layer"] == f"{shown} in {name})"
+    assert dict(details(capture))["input of the first layer"] == f"{shown} in {name}"
 
 
 def test_the_first_layer_is_unknown_if_graphs_run_before_the_first_operator(tmp_path):

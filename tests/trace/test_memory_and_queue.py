@@ -53,6 +53,21 @@ def test_the_peak_of_memory_is_compared_with_the_memory_of_the_device(tmp_path):
     assert dict(details(read_capture(path.parent)))["memory of the device"] == "at most 4.0 GiB of 80.0 GiB"
 
 
+def test_changes_of_the_memory_are_summed_up_if_a_trace_has_no_totals(tmp_path):
+    """Traces of torch 1.9 have events without a category, and only the bytes of each change."""
+    events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 10, "a", 20, 5)]
+    for at_us, change in ((5, 3 << 30), (15, -(1 << 30)), (20, 2 << 30), (90, -(4 << 30))):
+        args = {"Device Type": 1, "Device Id": 0, "Bytes": change}
+        events.append(event("", "[memory]", at_us, 0, **args) | {"ph": "i"})
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    said = "at most 4.0 GiB more than at the start of the recording"
+    assert dict(details(capture))["memory of the device"] == said
+    table = tables.memory(capture)
+    assert [tuple(table.write(column, row) for column in table.columns[:4]) for row in table.rows] == [
+        ("rank 0", "cuda:0, since the start", "4.0 GiB", "-")
+    ]
+
+
 def test_the_queue_contains_kernels_that_are_launched_and_not_started(tmp_path):
     trace = read_rank(write(tmp_path / "rank0.json", recording(), base_ns=0))
     assert (trace.launches.queue_median, trace.launches.queue_empty) == (1, pytest.approx(0.4))

@@ -53,7 +53,7 @@ input of the first layer on rank 0: shapes were not recorded (record_shapes=True
 memory: not recorded (profile_memory=True)
 data loading: 10 us per step
 metadata of the trace: backend gloo
-Python stacks: not recorded (with_stack=True)
+Python functions: not recorded (with_stack=True)
 events: 42
 
 mean step, ms  step  data  forward  backward  comm exposed  comm hidden
@@ -168,9 +168,9 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     assert "idle device, ms total late launch launch call kernel queued" in lines
     assert "rank 0 0.32 0.30 0.01 0.01" in lines
     assert (
-        "launches: 1 calls launch 1 kernels and copies per step, 1 of them late; 0 take less time than their "
-        "call, 0% less than 5 us, and 0% less than 10 us; the median call takes 10 us, the median kernel "
-        "80 us and starts 10 us after its call; 0 kernels are queued (median), and none for 95% of the time"
+        "launches: 1 calls launch 1 kernels and copies per step, 1 of them late; 0 kernels are shorter than "
+        "their call; medians: 10 us for a call, 80 us for a kernel, which starts 10 us after its call, and "
+        "0 kernels in the queue, which is empty for 95% of the time"
     ) in ended.stdout
     path = lines.index("critical path of step 3 rank ms share count")
     assert lines[path + 1 : path + 3] == [
