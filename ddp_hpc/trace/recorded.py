@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ddp_hpc.base.device_peaks import peaks_of
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type, num_flops
+from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.sums_over_ranks import weighted
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
 
 _HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MUCH, _MOST_CHARACTERS = 64, 3, 0.001, 0.05, 300
+
+_NEARLY_ALL = 0.95
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
@@ -132,4 +136,22 @@ def _speed_of_products(capture: Capture) -> str:
     all_s = sum(kernel.total_s for kernel in products)
     if not flops or known_s < all_s / 2 or all_s < _MUCH * sum(kernel.total_s for kernel in kernels):
         return ""
-    return f"{flops / known_s / 1e12:.3g} TFLOP/s, from the shapes of {known_s / all_s:.0%} of them by time"
+    speed = flops / known_s / 1e12
+    share = f"from the shapes of {known_s / all_s:.0%} of them by time"
+    return f"{speed:.3g} TFLOP/s{_of_peak(speed, products, capture)}, {share}"
+
+
+def _of_peak(tflops: float, products: Sequence[Kernel], capture: Capture) -> str:
+    """Returns the share of the device's peak, if it is known and nearly all products have one data type."""
+    peaks = peaks_of(capture.ranks[0].device_name)
+    times: defaultdict[str, float] = defaultdict(float)
+    for kernel in products:
+        dtype = re.search(r"\((\w+)\)", kernel.shapes)
+        name = dtype[1] if dtype else ""
+        name = "TF32" if name == "float" and kernel.tensor_cores else name
+        times[name] += kernel.total_s
+    name = max(times, key=lambda one: times[one])
+    if peaks is None or times[name] < _NEARLY_ALL * sum(times.values()):
+        return ""
+    of = {"BFloat16": peaks.half, "Half": peaks.half, "TF32": peaks.tf32, "float": peaks.float32}
+    return f" ({tflops / of[name]:.0%} of the device's peak in {name})" if name in of else ""

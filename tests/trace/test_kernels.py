@@ -139,9 +139,26 @@ def test_matrix_products_have_a_speed_if_their_shapes_were_recorded(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     speeds = [row["tflops"] for row in kernel_tables.kernels_by_operator(capture).rows]
     assert speeds == [pytest.approx(400), None]
-    assert dict(details(capture))["speed of matrix products"] == (
-        "400 TFLOP/s, from the shapes of 53% of them by time"
-    )
+    said = "from the shapes of 53% of them by time"
+    assert dict(details(capture))["speed of matrix products"] == f"400 TFLOP/s, {said}"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "share"),
+    [
+        ("NVIDIA H100 80GB HBM3", "c10::BFloat16", " (40% of the device's peak in BFloat16)"),
+        ("AMD Instinct MI300X VF", "c10::Half", " (31% of the device's peak in Half)"),
+        ("NVIDIA H100 80GB HBM3", "double", ""),
+        ("a new device", "c10::BFloat16", ""),
+    ],
+)
+def test_the_speed_of_matrix_products_is_compared_with_the_peak_of_the_device(tmp_path, device, dtype, share):
+    inputs = {"Input Dims": [[1000, 1000], [1000, 2000]], "Input type": [dtype, dtype]}
+    events = [annotation("ProfilerStep#1", 0, 100), event("cpu_op", "aten::mm", 0, 9, **inputs)]
+    path = write(tmp_path / "rank0.json", [*events, *launch(1, 1, "gemm", 5, 10)])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"deviceProperties": [{"name": device}]}))
+    said = f"400 TFLOP/s{share}, from the shapes of 100% of them by time"
+    assert dict(details(read_capture(path)))["speed of matrix products"] == said
 
 
 def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):

@@ -6,22 +6,9 @@ import copy
 
 import torch
 
+from ddp_hpc.base.device_peaks import peaks_of
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.tasks.task import Task, zeros
-
-# Peak rates in dense TFLOP/s for (float32, TF32, bf16 and fp16), by the beginning of torch's device name; the
-# longest match counts. From the vendors' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200}
-# and amd.com/en/products/accelerators (an MI250X has two dies, each with one rank). Checked 2026-11.
-_PEAKS: dict[str, tuple[float, float, float]] = {
-    "Tesla V100": (15.7, 15.7, 125.0),
-    "NVIDIA A100": (19.5, 156.0, 312.0),
-    "NVIDIA A40": (37.4, 74.8, 149.7),
-    "NVIDIA H100": (67.0, 494.7, 989.4),
-    "NVIDIA H100 PCIe": (51.0, 378.0, 756.0),
-    "NVIDIA H200": (67.0, 494.7, 989.4),
-    "NVIDIA GH200": (67.0, 494.7, 989.4),
-    "AMD Instinct MI250X": (23.9, 23.9, 191.5),
-}
 
 
 def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
@@ -53,10 +40,8 @@ def peak_flops_per_s(device: torch.device, half_dtype: str | None, matmul_precis
     """Returns the peak FLOP/s of the device in these data types; 0 if unknown, as for CPUs."""
     if device.type != "cuda":
         return 0.0
-    name = torch.cuda.get_device_name(device)
-    known = [prefix for prefix in _PEAKS if name.startswith(prefix)]
-    if not known:
+    peaks = peaks_of(torch.cuda.get_device_name(device))
+    if peaks is None:
         return 0.0
-    float32, tf32, half = _PEAKS[max(known, key=len)]
-    peak = half if half_dtype is not None else float32 if matmul_precision in (None, "highest") else tf32
-    return peak * 1e12
+    of_float = peaks.float32 if matmul_precision in (None, "highest") else peaks.tf32
+    return (of_float if half_dtype is None else peaks.half) * 1e12
