@@ -11,7 +11,8 @@ from operator import attrgetter
 
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import Capture, Times
-from ddp_hpc.trace.kernel_kinds import KINDS, shapes
+from ddp_hpc.trace.input_shapes import shapes
+from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
 from ddp_hpc.trace.table_columns import short

@@ -6,7 +6,6 @@ vLLM, SGLang and torch itself, as found in public traces.
 
 from __future__ import annotations
 
-import math
 import re
 
 from ddp_hpc.trace.event_names import SHARED_KINDS, annotated_kind, kernel_kind
@@ -73,8 +72,6 @@ _DATA_TYPES = (
     ("TF32", "tf32"),
     ("float", "float|f32|sgemm|s884|s1688|scudnn|Cijk_[a-z]+_[a-z]+_s"),
 )
-# Which of the shapes in the inputs of operators are those of the first matrix; the next one is the second.
-_FIRST_MATRIX = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
 PRODUCTS = (_EXPERTS, "matrix products", "attention", "convolution")
 """The kinds that consist of matrix products, at least for the most part."""
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
@@ -103,30 +100,6 @@ def uses_tensor_cores(name: str, kind: str) -> float | None:
     if _TENSOR_CORES.search(name):
         return 1.0
     return None if kind in PRODUCTS and data_type(name) != "float" else 0.0
-
-
-def shapes(text: str) -> list[tuple[int, ...]]:
-    """Returns the shapes in a text of `shapes_of`; at least one, which is empty if the text is.
-
-    >>> shapes("4096, 256x1024 (BFloat16)")
-    [(4096,), (256, 1024)]
-    """
-    return [tuple(map(int, re.findall(r"\d+", shape))) for shape in text.partition(" (")[0].split(",")]
-
-
-def num_flops(operator: str, inputs: str) -> int:
-    """Returns the floating-point operations of a call of an operator for matrix products, with the shapes of
-    its inputs as in `shapes_of`; 0 if unknown. As in torch.utils.flop_counter, only the product counts.
-
-    >>> num_flops("aten::addmm", "4096, 256x1024, 1024x4096 (BFloat16)") == 2 * 256 * 1024 * 4096
-    True
-    """
-    first, sizes = _FIRST_MATRIX.get(operator), shapes(inputs)
-    if first is None or len(sizes) < first + 2:
-        return 0
-    left, right = sizes[first : first + 2]
-    fits = len(left) == len(right) > 1 and left[-1] == right[-2]
-    return 2 * math.prod(left) * right[-1] * fits
 
 
 def data_type(name: str) -> str:

@@ -10,7 +10,7 @@ from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.event_names import STEP, shortened
-from ddp_hpc.trace.kernel_kinds import num_flops
+from ddp_hpc.trace.input_shapes import num_bytes, num_flops
 from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
 from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
@@ -91,11 +91,13 @@ def kernels_by_operator(capture: Capture) -> Table:
     first, *others = sum_columns(capture, Column("operator", "operators and their kernels", short), "ms")
     rows = sums(capture, "kernels", ("operator", "shapes", "name", "kind"), "total_s")
     for row in rows:
-        is_product = row["kind"] == "matrix products" and row["total_s"]
-        flops = row["num_calls"] * num_flops(row["operator"], row["shapes"]) if is_product else 0
-        row["tflops"] = flops / row["total_s"] / 1e12 if flops else None
+        calls_per_s = row["num_calls"] / (row["total_s"] or math.inf)
+        is_product = row["kind"] == "matrix products"
+        flops = num_flops(row["operator"], row["shapes"]) if is_product else 0
+        row["tflops"] = calls_per_s * flops / 1e12 or None
+        row["speed"] = calls_per_s * num_bytes(row["operator"], row["kind"], row["shapes"]) / 1e9 or None
     rows = with_others([row for row in rows if row["operator"]], "operator")
     shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", kernel_name(capture))
-    speed = _recorded([Column("tflops", "TFLOP/s", "{:.3g}".format)], rows)
-    return Table([first, *shapes, kernel, *others, *speed], rows)
+    speeds = [Column("tflops", "TFLOP/s", "{:.3g}".format), Column("speed", "least GB/s", "{:,.0f}".format)]
+    return Table([first, *shapes, kernel, *others, *_recorded(speeds, rows)], rows)

@@ -11,7 +11,8 @@ from ddp_hpc.base.device_peaks import peaks_of
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type, num_flops
+from ddp_hpc.trace.input_shapes import num_flops
+from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.sums_over_ranks import weighted
 from ddp_hpc.trace.tables import device_memory

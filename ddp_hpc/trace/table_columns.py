@@ -31,6 +31,7 @@ HINTS = {
     "grid, block": "The blocks, and the threads of a block, in each dimension in the longest call.",
     "launched by": "The innermost operator or annotation around the launch of the longest call.",
     "TFLOP/s": "Of matrix products: 2 operations for each multiplication, computed from the shapes.",
+    "least GB/s": "Inputs and output, once each, of elementwise operators, copies and softmax, by the time.",
     "GB/s": "The size of the copies by their time.",
     "beside kernels": "The share of the time of the copies in which kernels run.",
 }

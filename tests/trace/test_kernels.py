@@ -14,7 +14,8 @@ from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import timeline
-from ddp_hpc.trace.kernel_kinds import kernel_category, num_flops, uses_tensor_cores
+from ddp_hpc.trace.input_shapes import num_bytes, num_flops
+from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.recorded import about, details
 from ddp_hpc.trace.summarize_run import read_capture
 
@@ -130,6 +131,25 @@ def test_the_operations_of_matrix_products_are_those_that_torch_counts():
     assert num_flops("aten::add", "3x5, 5x7") == 0
 
 
+@pytest.mark.parametrize(
+    ("operator", "kind", "inputs", "num"),
+    [
+        ("aten::mul", "elementwise", "4x8 (BFloat16, double)", 2 * 2 * 32),  # by a number
+        ("aten::add", "elementwise", "4x8, 8 (float)", 4 * (2 * 32 + 8)),
+        ("aten::add_", "elementwise", "4x8, 4x8 (float)", 4 * 3 * 32),
+        ("aten::fill_", "elementwise", "4x8 (float)", 4 * 32),
+        ("aten::copy_", "copies", "4x8, 4x8 (float, BFloat16)", 6 * 32),
+        ("aten::_softmax", "softmax and reductions", "2x4x8 (Half)", 2 * 2 * 64),
+        ("aten::sum", "softmax and reductions", "4x8 (float)", 0),
+        ("aten::cat", "copies", "4x8, 4x8 (TensorList)", 0),
+        ("aten::add", "elementwise", "4x8, 8, 9 (float, int)", 0),
+        ("aten::mul", "elementwise", "", 0),
+    ],
+)
+def test_the_bytes_of_simple_operators_are_those_of_inputs_and_output(operator, kind, inputs, num):
+    assert num_bytes(operator, kind, inputs) == num
+
+
 def test_matrix_products_have_a_speed_if_their_shapes_were_recorded(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 100)]
     for number, dims in enumerate(([[1000, 1000], [1000, 2000]], [])):
@@ -190,9 +210,9 @@ def test_a_stream_shows_the_time_and_the_kinds_of_what_runs_in_it(tmp_path):
 
 def test_copies_of_a_stream_have_their_size_bandwidth_and_overlap_with_kernels(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 100), *launch(1, 0, "sgemm", 60, 30)]
-    for number, (dur_us, num_bytes, stream) in enumerate(((10, 10**5, 7), (30, 10**5, 7), (0, 8, 9))):
+    for number, (dur_us, size, stream) in enumerate(((10, 10**5, 7), (30, 10**5, 7), (0, 8, 9))):
         name = "Memcpy DtoH (Device -> Pageable)"
-        events.append(event("gpu_memcpy", name, 40 * number, dur_us, stream, correlation=9, bytes=num_bytes))
+        events.append(event("gpu_memcpy", name, 40 * number, dur_us, stream, correlation=9, bytes=size))
     table = kernel_tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent))
     assert [[table.write(column, row) for column in table.columns[1:]] for row in table.rows] == [
         ["stream 7", "2", "0.04", "0.03", "195.3 KiB", "5.00", "25%"],

@@ -1,0 +1,58 @@
+"""Counts what operators compute and move, from the shapes of their inputs."""
+
+from __future__ import annotations
+
+import math
+import re
+
+# Which of the shapes in the inputs of operators are those of the first matrix; the next one is the second.
+_FIRST_MATRIX = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
+# Other operators of these kinds do not read their inputs and write their output once each.
+_ELEMENTWISE = re.compile(r"aten::(?!cat$|_?foreach|where)\w+")
+_SOFTMAX = re.compile(r"aten::_(log_)?softmax(_backward_data)?")
+_SIZES = {
+    "bool": 1, "unsigned char": 1, "Half": 2, "BFloat16": 2, "float": 4, "int": 4, "double": 8, "long int": 8,
+}  # fmt: skip
+
+
+def shapes(text: str) -> list[tuple[int, ...]]:
+    """Returns the shapes in a text of `shapes_of`; at least one, which is empty if the text is.
+
+    >>> shapes("4096, 256x1024 (BFloat16)")
+    [(4096,), (256, 1024)]
+    """
+    return [tuple(map(int, re.findall(r"\d+", shape))) for shape in text.partition(" (")[0].split(",")]
+
+
+def num_flops(operator: str, inputs: str) -> int:
+    """Returns the floating-point operations of a call of an operator for matrix products, with the shapes of
+    its inputs as in `shapes_of`; 0 if unknown. As in torch.utils.flop_counter, only the product counts.
+
+    >>> num_flops("aten::addmm", "4096, 256x1024, 1024x4096 (BFloat16)") == 2 * 256 * 1024 * 4096
+    True
+    """
+    first, sizes = _FIRST_MATRIX.get(operator), shapes(inputs)
+    if first is None or len(sizes) < first + 2:
+        return 0
+    left, right = sizes[first : first + 2]
+    fits = len(left) == len(right) > 1 and left[-1] == right[-2]
+    return 2 * math.prod(left) * right[-1] * fits
+
+
+def num_bytes(operator: str, kind: str, inputs: str) -> int:
+    """Returns the bytes that a call of an elementwise operator, a copy or a softmax moves at least: its inputs
+    and its output, once each; 0 if unknown.
+
+    >>> num_bytes("aten::mul", "elementwise", "16x9x64, 1x1x64 (BFloat16)") == 2 * (2 * 9216 + 64)
+    True
+    """
+    text, _, types = inputs.partition(" (")
+    names, sizes = types.rstrip(")").split(", "), shapes(text)
+    is_simple = _ELEMENTWISE.fullmatch(operator) and kind in ("elementwise", "copies")
+    known = [_SIZES.get(name, 0) for name in names[: len(sizes)]]
+    if not (is_simple or _SOFTMAX.fullmatch(operator)) or not all(known) or len(known) not in (1, len(sizes)):
+        return 0
+    of = [math.prod(size) * known[min(at, len(known) - 1)] for at, size in enumerate(sizes)]
+    if operator in ("aten::fill_", "aten::zero_"):
+        return of[0]
+    return sum(of) + (0 if operator == "aten::copy_" else of[0] if operator.endswith("_") else max(of))
