@@ -40,8 +40,8 @@ def num_flops(operator: str, inputs: str) -> int:
 
 
 def num_bytes(operator: str, kind: str, inputs: str) -> int:
-    """Returns the bytes that a call of an elementwise operator, a copy or a softmax moves at least: its inputs
-    and its output, once each; 0 if unknown.
+    """Returns the bytes that a call of an elementwise operator, a copy or a softmax moves at least, which are
+    its inputs and its output, once each; 0 if unknown.
 
     >>> num_bytes("aten::mul", "elementwise", "16x9x64, 1x1x64 (BFloat16)") == 2 * (2 * 9216 + 64)
     True
