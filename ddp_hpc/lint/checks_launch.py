@@ -241,7 +241,9 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
         requested = " ".join(d.text for d in subject.script.read())
-        if num_workers > 1 and subject.script.value("--ntasks") == "1" and not _MORE_CPUS.search(requested):
+        has_one_task = subject.scheduler.name == "slurm" and (subject.ranks_per_node or 1) == 1
+        has_one_task &= subject.script.value("--ntasks") in (None, "1")
+        if num_workers > 1 and has_one_task and not _MORE_CPUS.search(requested):
             what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
         if cpus and num_workers >= 2 * cpus:

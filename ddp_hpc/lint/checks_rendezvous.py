@@ -179,12 +179,12 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.exports:
         if line > first.command.line:
             continue
-        is_rank = name in ("RANK", "LOCAL_RANK") and (
-            whole_number(value) is not None or _OF_A_TASK.fullmatch(value.rstrip("}"))
-        )
-        if is_rank:
+        of_a_task = _OF_A_TASK.fullmatch(value.rstrip("}"))
+        is_rank = name in ("RANK", "LOCAL_RANK") and (of_a_task or whole_number(value) is not None)
+        if is_rank or (name == "CUDA_VISIBLE_DEVICES" and of_a_task):
             what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
-            yield Problem(line, what, "let each task set it from SLURM_PROCID or SLURM_LOCALID", severity)
+            remedy = "let each task set it from SLURM_PROCID or SLURM_LOCALID"
+            yield Problem(line, what, remedy, severity if is_rank else "note")
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
         if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total, of_gpus):

@@ -106,14 +106,20 @@ def last_resource(script: ScriptOptions, name: str) -> tuple[int, str] | None:
 
 
 def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:
-    """Returns the number of chunks in `select` and the resources of each; None if they differ."""
+    """Returns the number of chunks in `select` or `nodes` and the resources of each; None if they differ."""
     select = last_resource(script, "select")
-    if select is None or "+" in select[1]:
+    chosen = select or last_resource(script, "nodes")
+    if chosen is None or "+" in chosen[1]:
         return None
-    count, *parts = select[1].split(":")
+    count, *parts = chosen[1].split(":")
     if not count.isdecimal():
+        if not select:
+            return None  # a host or a property of one
         count, parts = "1", [count, *parts]
-    return int(count[:9]), dict(part.partition("=")[::2] for part in parts)
+    resources = dict(part.partition("=")[::2] for part in parts)
+    if "gpus" in resources:  # as in -l nodes=2:ppn=4:gpus=4
+        resources.setdefault("ngpus", resources["gpus"])
+    return int(count[:9]), resources
 
 
 def _in_chunk(script: ScriptOptions, name: str) -> int | None:
