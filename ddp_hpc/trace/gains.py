@@ -31,7 +31,6 @@ _FLOAT32 = (
     "TF32 from NVIDIA's A100 on)"
 )
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
-
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 # Those of MIOpen, cuDNN and cuBLAS.
 _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
@@ -75,8 +74,8 @@ def gains(capture: Capture, wall_s: float) -> str:
         waits |= _sums(capture, _could_be_shorter) | {_ATTENTION: _unfused_attention_s(capture)}
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
-    gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
-    text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {gains}."
+    shares = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
+    text = f"What would help most: {whole} of {duration(wall_s)} would be shorter by at most {shares}."
     if not longest:
         wait = f"No avoidable wait{' of the device' * capture.on_device} exceeds {_MUCH:.0%} of {whole}"
         text = f"{wait}, so only less or faster computation would make it much shorter."
