@@ -281,10 +281,12 @@ def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
             "calls to the device's runtime were recorded, but not the device's activity, so all times are "
             "the host's; record both with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
-    if steps.outside_share >= _NOTED_SHARE:
-        notes.append(
-            f"{steps.outside_share:.0%} of the device's busy time is outside the steps and not counted"
-        )
+    for share, place in (
+        (steps.before_share, "before the first step, in work that the host had launched before"),
+        (steps.after_share, "after the last step"),
+    ):
+        if share >= _NOTED_SHARE:
+            notes.append(f"{share:.0%} of the device's busy time is {place}, and not counted")
     if steps.unlinked_share >= _NOTED_SHARE:
         notes.append(
             f"the launch of {steps.unlinked_share:.0%} of the kernels was not recorded, so their region is "

@@ -78,8 +78,10 @@ class Steps:
     """The value of RankTrace.steps_from."""
     on_host: Intervals
     """The starts and ends of the steps on the host. On a device, a step can begin and end later."""
-    outside_share: float = 0.0
-    """The part of the device's busy time that is before the first or after the last step."""
+    before_share: float = 0.0
+    """The part of the device's busy time that is before the first step."""
+    after_share: float = 0.0
+    """The part that is after the last step."""
     unlinked_share: float = 0.0
     """The part of the kernels whose launch was not recorded, so that they belong to no region."""
     device: DeviceActivity | None = None
@@ -170,10 +172,16 @@ def _measure_device(
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, on_host, sets["compute"], separator,
         on_host_steps,
-        outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
+        before_share=_share_within(busy, busy[0][:1], steps[0][:1]),
+        after_share=_share_within(busy, steps[1][-1:], busy[1][-1:]),
         unlinked_share=float(is_unlinked.sum() / max(1, kernels.sum())),
         device=DeviceActivity(busy, gaps, launches, launched_in, waited_for, is_counted),
     )  # fmt: skip
+
+
+def _share_within(busy: Intervals, start: Longs, end: Longs) -> float:
+    """Returns the part of the busy time that is in an interval, none if this ends before its start."""
+    return overlap(busy, (start, np.maximum(start, end))) / (int((busy[1] - busy[0]).sum()) or 1)
 
 
 def _regions_of_launches(
