@@ -187,6 +187,11 @@ def test_a_call_before_the_first_step_of_the_device_is_not_in_a_step(tmp_path):
     assert not any("blocking calls" in text for text in capture.findings)
     (row,) = tables.blocking_calls(capture).rows
     assert (row["annotation"], row["idle_s"]) == (BEFORE, pytest.approx(110e-6))
+    assert any(
+        "28% of the device's busy time is before the first step, in work that the host had launched before"
+        in note
+        for note in capture.notes
+    )
 
 
 def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_path):
