@@ -182,7 +182,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
-    pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
+    read = (d for d in script.read() if d.flag and d.flag not in repeatable and d.fault != "ambiguous")
+    pairs += [(d.line, d.flag, d.value) for d in read]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies
         if seen.get(name, ",") not in (value, ",") and not is_none:

@@ -43,7 +43,7 @@ _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edi
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
     r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
-    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)"
+    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
 )

@@ -271,6 +271,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB003", True, S + "for i in 1 2; do\necho $i\n"),
     ("JOB011", False, S + "#SBATCH --time={{ time }}\n"),
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
+    ("JOB007", False, S + "#SBATCH --mail=type=begin\n#SBATCH --mail=type=end\n"),
     ("JOB007", False, S + "#SBATCH --export=NONE\n#SBATCH --export=A=1\n"),
     ("JOB007", True, S + "#SBATCH --export=A=1\n#SBATCH --export=B=1\n"),
     ("JOB007", True, S + "#SBATCH --partition=a\n#SBATCH -p b\n"),

@@ -28,6 +28,7 @@ def test_a_file_whose_name_says_that_it_is_a_template_has_one_note(name: str, tm
         "#SBATCH --time=01:00:00\n#SBATCH --nodes=NODES\n",
         "#SBATCH --time=01:00:00\n#SBATCH --nodes=NUM_NODES\n",
         "#SBATCH --time=01:00:00\n#SBATCH --array=1-N_JOBS%4\n",
+        "#SBATCH --time=01:00:00\n#SBATCH --nodes=?NODES?\n",
         "#PBS -l walltime=WTIME,mem=15gb\ncd $PBS_O_WORKDIR\n",
     ],
 )
