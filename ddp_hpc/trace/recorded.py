@@ -50,7 +50,7 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
     found += _data_types(capture)
-    if not capture.collectives:
+    if not capture.collectives and capture.world_size > 1:
         found.append(("communication", "no collective was recorded"))
     memories = [memory for trace in capture.ranks for memory in device_memory(trace)]
     largest = max(memories, key=lambda memory: memory.allocated_bytes, default=None)
@@ -68,7 +68,6 @@ def details(capture: Capture) -> list[tuple[str, str]]:
         loading = "not recorded (no DataLoader, and no region named data)"
     found.append((f"data loading{on_host}", loading))
     found += [(term, cut(text, _MOST_CHARACTERS)) for term, text in first.metadata]
-    found.append(("events", f"{sum(trace.num_events for trace in capture.ranks):,}"))
     return [(term, text) for term, text in found if text]
 
 

@@ -54,7 +54,6 @@ memory: not recorded (profile_memory=True)
 data loading: 10 us per step
 metadata of the trace: backend gloo
 Python functions: not recorded (with_stack=True)
-events: 42
 
 mean step, ms  step  data  forward  backward  comm exposed  comm hidden
 run            0.35  0.01     0.10      0.20          0.04         0.05
