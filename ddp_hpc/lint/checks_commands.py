@@ -320,7 +320,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"write {plain(words[0])}=VALUE")
         if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
             what = f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails"
-            yield Problem(command.line, what, "write a blank before ]")
+            # Without a value, [ -z ] is true, and with one, the test fails, so it works with a message.
+            is_harmless = re.search(r"\[ -z \$\{?\w+\}?\]$", " ".join(command.words))
+            yield Problem(command.line, what, "write a blank before ]", "note" if is_harmless else None)
 
 
 @check("JOB031", "warning", "line 0 of a file for the first task of an array")

@@ -72,7 +72,7 @@ _OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
 _COPY_OF_PATH = re.compile(r"\$\{?\w*PATH\}?")
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITHUB)_TOKEN")
 _LOGIN = re.compile(
-    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
+    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d|hf_)\w{20,}"
 )
 _KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
@@ -127,7 +127,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
         (line, name)
         for line, name, value in subject.script.assignments
         if (_SECRET.search(name) and _UPPER_CASE.fullmatch(name)) or _KEY.match(value)
-        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
+        if (_LOOKS_SECRET.fullmatch(value) or _KEY.match(value)) and not has_placeholder(value)
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
     for line, name in found:

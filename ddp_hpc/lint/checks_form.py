@@ -101,7 +101,9 @@ def _belong_to_job(script: Script, late: list[Directive]) -> bool:
     submits other scripts.
     """
     before = [line.strip() for line in script.lines[1 : late[0].line - 1] if line.strip()]
-    is_second = any(line.startswith(("#!", "<<<<<<< ")) for line in before) or (
+    first = min((command.line for command in script.commands), default=late[0].line)
+    after = [line.strip() for line in script.lines[first - 1 : late[0].line - 1]]
+    is_second = any(line.startswith(("#!", "<<<<<<< ")) for line in after) or (
         {d.flag for d in late} & {d.flag for d in script.read()} & {"--job-name", "-N"}
     )
     is_for_template = (
@@ -182,7 +184,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
-    read = (d for d in script.read() if d.flag and d.flag not in repeatable and d.fault != "ambiguous")
+    read = (d for d in script.read() if d.flag and d.flag not in repeatable and not d.fault)
     pairs += [(d.line, d.flag, d.value) for d in read]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies

@@ -271,6 +271,10 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB003", True, S + "for i in 1 2; do\necho $i\n"),
     ("JOB011", False, S + "#SBATCH --time={{ time }}\n"),
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
+    ("JOB009", True, S + "export HF_TOKEN=hf_aBcdEfghIjklMnopQrstUvwxYzabCdefGh\n"),
+    ("JOB009", True, S + "huggingface-cli login --token hf_aBcdEfghIjklMnopQrstUvwxYzabCdefGh\n"),
+    ("JOB004", True, P + "#!bin/bash\ncd $PBS_O_WORKDIR\n#PBS -e log.err\n#PBS -N job\n./a.out\n"),
+    ("JOB007", False, S + "#SBATCH --mem=12Q\n#SBATCH --memory=1\n#SBATCH --memory=2\n"),
     ("JOB007", False, S + "#SBATCH --mail=type=begin\n#SBATCH --mail=type=end\n"),
     ("JOB007", False, S + "#SBATCH --export=NONE\n#SBATCH --export=A=1\n"),
     ("JOB007", True, S + "#SBATCH --export=A=1\n#SBATCH --export=B=1\n"),
@@ -962,6 +966,9 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "note", S + "#SBATCH --gpu_cmode=exclusive\n"),
     ("SLURM002", "note", S + "#SBATCH --killable\n"),
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
+    # Without a value, the test is true, and with one, it fails, as meant.
+    ("JOB029", "note", S + 'if [ -z "$1"]; then echo usage; fi\n'),
+    ("JOB029", "error", S + 'if [ -n "$1"]; then echo usage; fi\n'),
     # Some scripts narrow a block of directives that all of them share.
     ("JOB007", "note", S + "#SBATCH --array=0\n#SBATCH --array=4,8\n"),
     ("JOB007", "note", S + "#SBATCH --partition=a,b\n#SBATCH --partition=a\n"),
