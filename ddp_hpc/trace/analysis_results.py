@@ -274,6 +274,8 @@ class RankTrace:
     queue: Curve = ()
     regions: tuple[Region, ...] = ()
     """Those with the longest time of kernels first."""
+    functions: tuple[Region, ...] = ()
+    """Python functions other than those that only call another one."""
     slow_steps: tuple[SlowStep, ...] = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it

@@ -25,11 +25,12 @@ from ddp_hpc.trace.named_events import (
     joined_names,
     kernels,
     named_events,
+    own_functions,
     visible_functions,
 )
 from ddp_hpc.trace.named_results import NamedEvent, Op
 from ddp_hpc.trace.parse_events import Reading, read_events
-from ddp_hpc.trace.region_times import region_times
+from ddp_hpc.trace.region_times import function_times, region_times
 from ddp_hpc.trace.slow_steps import slow_steps
 from ddp_hpc.trace.step_times import Steps, measure
 
@@ -60,7 +61,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     recording = collector.recording(clock_ns)
     steps = measure(recording)
     tree = call_tree(recording.host, recording.launches, steps)
-    python = visible_functions(recording)
+    functions = own_functions(recording)
+    python = visible_functions(functions)
     waits, gaps = host_waits(recording, steps, tree, python)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
@@ -83,6 +85,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
         kernels=kernels(recording, steps, tree, counted, _MOST_KERNELS),
         regions=region_times(recording, steps),
+        functions=function_times(recording, steps, functions),
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),
         memory=memories(recording, steps, tree),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -19,7 +18,6 @@ from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
-_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _WHOLE = ("data", "optimizer", "snapshot")
 """The regions in which operators have no rows of their own, since the remedy is that of the region."""
 
@@ -153,7 +151,7 @@ class _Host:
         np.subtract.at(own, self._around[inner], own[inner].copy())
         sums, counts = np.bincount(functions.name, own, num), np.bincount(functions.name[own > 0], None, num)
         for at in np.flatnonzero(sums > 0).tolist():
-            yield _ADDRESS.sub("", functions.names[at][1]), int(sums[at]), int(counts[at])
+            yield functions.names[at][1], int(sums[at]), int(counts[at])
 
     def _own(self, index: Longs, idle: Intervals) -> Longs:
         """Returns the time of each event in the idle intervals, without that of the events inside it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -28,8 +29,9 @@ from ddp_hpc.trace.named_results import (
 )
 from ddp_hpc.trace.step_times import Steps
 
-_FILLED = 0.9
+FILLED = 0.9
 """A Python function that spends this fraction of its time in a single other one is not shown."""
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _FEWER_FUNCTIONS = 20
 """The ratio of the numbers of operators and of Python functions that are shown, which enclose each other."""
 
@@ -223,16 +225,22 @@ def named_events(
     return tuple(events)
 
 
-def visible_functions(recording: Recording) -> Events:
+def own_functions(recording: Recording) -> Events:
     """Returns the Python functions of threads that run operators or call the device's runtime, which others
-    such as those of progress bars do not, without those that only call one other function.
+    such as those of progress bars do not. The methods of all objects of a class have one name.
     """
-    functions = recording.functions
+    functions, names = recording.functions, Numbers[tuple[str, str]]()
+    numbers = [names[category, _ADDRESS.sub("", name)] for category, name in functions.names]
     own = np.unique(np.concatenate([recording.host.thread, recording.launches.thread]))
     functions = functions.chosen(np.isin(functions.thread, own))
+    return replace(functions, names=tuple(names), name=np.array(numbers, np.intc)[functions.name])
+
+
+def visible_functions(functions: Events) -> Events:
+    """Returns the functions without those that only call one other function."""
     above = parents(functions.thread, functions.starts, functions.durations)
     is_filled = np.zeros(len(functions), bool)
-    is_filled[above[(above >= 0) & (functions.durations >= _FILLED * functions.durations[above])]] = True
+    is_filled[above[(above >= 0) & (functions.durations >= FILLED * functions.durations[above])]] = True
     return functions.chosen(~is_filled)
 
 

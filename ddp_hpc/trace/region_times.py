@@ -15,7 +15,7 @@ from ddp_hpc.trace.device_activity import is_inside
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
-from ddp_hpc.trace.named_events import CallTree, call_tree
+from ddp_hpc.trace.named_events import FILLED, CallTree, call_tree
 from ddp_hpc.trace.named_results import Region
 from ddp_hpc.trace.step_times import Steps
 
@@ -24,6 +24,8 @@ RECOMPUTED = "recomputation (activation checkpointing)"
 _CHECKPOINT = "CheckpointFunctionBackward"
 _MOST_REGIONS = 1000
 _MODULE = re.compile(r"(nn\.Module: .*)_\d+")
+# What torch does around modules, and in decorators.
+_WRAPPER = re.compile(r"(^|/)torch/(nn/modules/module\.py|(utils/)?_)")
 _SUMMED = ("num_calls", "total_s", "num_kernels", "device_s", "comm_s", "idle_s")
 
 
@@ -39,15 +41,54 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
     if len(own):
         tree = _with_callers(tree, regions, steps, autograd, int(np.bincount(own).argmax()))
     is_counted, depths = _ancestry(regions.name, tree.above)
-    is_counted &= steps.contain_on_host(regions.starts)
+    groups: defaultdict[tuple[str, int], list[Region]] = defaultdict(list)
+    depth_of = np.full(len(regions.names), len(regions))
+    np.minimum.at(depth_of, regions.name, depths)
+    for region, depth in zip(_sums(recording, steps, tree, regions, is_counted), depth_of, strict=True):
+        if region.num_calls:
+            of_class = _MODULE.fullmatch(region.name)
+            groups[(of_class[1], int(depth)) if of_class else (region.name, 0)].append(region)
+    found = [
+        _joined(*key, own, len(steps.numbers)) if _MODULE.fullmatch(own[0].name) else own[0]
+        for key, own in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.device_s, -one.total_s))[:_MOST_REGIONS])
+
+
+def function_times(recording: Recording, steps: Steps, functions: Events) -> tuple[Region, ...]:
+    """Returns the Python functions of a rank, without those that mostly only call another function, a module
+    or an operator, and without torch's wrappers.
+    """
+    if not len(functions):
+        return ()
+    events = functions.joined(recording.modules).joined(recording.host)
+    tree = call_tree(events, recording.launches, steps)
+    calls_one, inner = np.zeros(len(events), bool), np.flatnonzero(tree.above >= 0)
+    around = tree.above[inner]
+    calls_one[around[events.durations[inner] >= FILLED * events.durations[around]]] = True
+    own_ns, passed_ns = (
+        np.bincount(events.name, events.durations * of, len(events.names)) for of in (True, calls_one)
+    )
+    is_shown = (passed_ns <= own_ns / 2)[: len(functions.names)]
+    is_shown &= [_WRAPPER.search(name) is None for _, name in functions.names]
+    is_counted = _ancestry(events.name, tree.above)[0] & steps.contain_on_host(events.starts)
+    sums = zip(is_shown, _sums(recording, steps, tree, events, is_counted), strict=False)
+    found = [one for is_one, one in sums if is_one and one.num_calls]
+    return tuple(sorted(found, key=lambda one: -max(one.device_s, one.total_s))[:_MOST_REGIONS])
+
+
+def _sums(
+    recording: Recording, steps: Steps, tree: CallTree, events: Events, is_counted: npt.NDArray[np.bool_]
+) -> list[Region]:
+    """Returns the sums over the counted events of each name."""
 
     def summed(values: npt.NDArray[Any]) -> list[float]:
         found: list[float] = np.bincount(
-            regions.name[is_counted], values[is_counted] * 1.0, len(regions.names)
+            events.name[is_counted], values[is_counted] * 1.0, len(events.names)
         ).tolist()
         return found
 
-    columns = [summed(np.ones(len(regions))), summed(regions.durations * 1e-9)]
+    columns = [summed(np.ones(len(events))), summed(events.durations * 1e-9)]
     if activity := steps.device:
         durations = recording.device.durations * activity.is_counted
         idle, gaps = np.zeros(len(durations), np.int64), activity.gaps
@@ -56,19 +97,10 @@ def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
         columns.append(summed(tree.device_ns(activity.is_counted.astype(np.int64))))
         times = (durations * ~recording.is_collective, durations * recording.is_collective, idle)
         columns += [summed(tree.device_ns(values) * 1e-9) for values in times]
-    groups: defaultdict[tuple[str, int], list[Region]] = defaultdict(list)
-    depth_of = np.full(len(regions.names), len(regions))
-    np.minimum.at(depth_of, regions.name, depths)
-    for (_, name), depth, num_calls, total_s, *of in zip(regions.names, depth_of, *columns, strict=True):
-        if num_calls:
-            region = Region(name, int(num_calls), total_s, *(int(of[0]), *of[1:]) if of else ())
-            of_class = _MODULE.fullmatch(name)
-            groups[(of_class[1], int(depth)) if of_class else (name, 0)].append(region)
-    found = [
-        _joined(*key, own, len(steps.numbers)) if _MODULE.fullmatch(own[0].name) else own[0]
-        for key, own in groups.items()
+    return [
+        Region(name, int(num_calls), total_s, *(int(of[0]), *of[1:]) if of else ())
+        for (_, name), num_calls, total_s, *of in zip(events.names, *columns, strict=True)
     ]
-    return tuple(sorted(found, key=lambda one: (-one.device_s, -one.total_s))[:_MOST_REGIONS])
 
 
 def _joined(name: str, depth: int, modules: list[Region], num_steps: int) -> Region:

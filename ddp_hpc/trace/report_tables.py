@@ -22,6 +22,7 @@ def report_tables(capture: Capture) -> dict[str, list[Table]]:
         "collectives": [tables.collectives(capture)],
         "top": [
             tables.regions(capture),
+            tables.functions(capture),
             kernel_tables.kinds(capture),
             kernel_tables.streams(capture),
             kernel_tables.copies(capture),

@@ -37,6 +37,7 @@ from ddp_hpc.trace.table_columns import (
 
 _MOST_GAP_ROWS = 5
 _MOST_STEPS = 50
+_LEAST_SHARE = 0.01
 _OF_WAITS = ("num_calls", "total_s", "largest_s", "smallest_s", "idle_s", "comm_s")
 
 
@@ -323,6 +324,21 @@ def regions(capture: Capture) -> Table:
             Column("idle_s", "idle before its kernels ms", ms),
         ]
     return Table([*columns, *others], rows)
+
+
+def functions(capture: Capture) -> Table:
+    """Returns the Python functions that take, or whose kernels take, at least 1 % of a step."""
+    first, calls, host, *others = sum_columns(
+        capture, Column("name", "Python functions (calls of at least 20 us)", short), "host ms"
+    )
+    rows = [
+        row | {"most_s": max(row["total_s"], row["device_s"])}
+        for row in sums(capture, "functions", ("name",), "total_s")
+    ]
+    rows = [row for row in rows if row["most_s"] >= _LEAST_SHARE * capture.mean.wall_s]
+    device = [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
+    columns = [first, calls, replace(host, title="host ms"), *others, *device * capture.on_device]
+    return Table(columns, sorted(rows, key=lambda row: -row["most_s"]))
 
 
 def operators(capture: Capture) -> Table:

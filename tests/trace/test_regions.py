@@ -137,3 +137,22 @@ def test_recorded_checkpointing_is_shown_as_recomputation(tmp_path, reentrant):
     assert regions["nn.Module: Linear"].num_calls == 2
     assert 0 < regions[RECOMPUTED].total_s < regions["my backward"].total_s
     assert regions[RECOMPUTED].num_calls == 1
+
+
+def test_python_functions_have_the_kernels_launched_inside_them_and_only_callers_are_left_out(tmp_path):
+    def called(name, start_us, dur_us):
+        return event("python_function", name, start_us, dur_us)
+
+    events = [annotation("ProfilerStep#1", 0, 1000), called("a.py(1): only_calls", 0, 600)]
+    events += [called("torch/_ops.py(9): __call__", 5, 590), called("a.py(2): rotate", 10, 400)]
+    events += [called("a.py(2): rotate", 20, 100), event("cpu_op", "aten::mul", 25, 20)]
+    events += [*launch(1, 30, "mul", 40, 70), *launch(2, 300, "add", 310, 30)]
+    events += [called("a.py(3): product", 420, 100), event("cpu_op", "aten::mm", 421, 98)]
+    events += [called(f"<built-in method of T at 0x{at}f>", 530 + at, 30) for at in (0, 30)]
+    events += [called("a.py(4): short", 700, 9.0), called("a.py(5): little", 800, 22.0)]
+    events.append(annotation("ProfilerStep#2", 1000, 4000))
+    rows = tables.functions(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    assert [(row["name"], row["num_calls"], round(row["total_s"] / US), row["num_kernels"]) for row in rows] == [
+        ("a.py(2): rotate", 0.5, 200, 1), ("<built-in method of T>", 1, 30, 0),
+    ]  # fmt: skip
+    assert rows[0]["device_s"] == pytest.approx(50 * US)
