@@ -30,7 +30,7 @@ from ddp_hpc.trace.named_events import (
 )
 from ddp_hpc.trace.named_results import NamedEvent, Op
 from ddp_hpc.trace.parse_events import Reading, read_events
-from ddp_hpc.trace.region_times import function_times, region_times
+from ddp_hpc.trace.region_times import function_times, host_threads, region_times
 from ddp_hpc.trace.slow_steps import slow_steps
 from ddp_hpc.trace.step_times import Steps, measure
 
@@ -85,6 +85,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
         kernels=kernels(recording, steps, tree, counted, _MOST_KERNELS),
         regions=region_times(recording, steps),
+        threads=host_threads(recording, steps, tree),
         functions=function_times(recording, steps, functions),
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),

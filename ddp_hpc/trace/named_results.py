@@ -52,6 +52,20 @@ class Region:
 
 
 @dataclass(frozen=True)
+class HostThread:
+    """What a thread of the host does in the steps of a rank."""
+
+    name: str
+    runs: str
+    """The operator or annotation that takes longest, of those that no others enclose."""
+    total_s: float
+    """Time in all of these."""
+    num_kernels: int = 0
+    device_s: float = 0.0
+    """Time of the kernels and copies that it launched, without collectives."""
+
+
+@dataclass(frozen=True)
 class SlowStep:
     """What a slow step of a rank has more of than the mean of its other steps."""
 

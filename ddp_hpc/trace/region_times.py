@@ -12,17 +12,18 @@ import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.device_activity import is_inside
-from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
+from ddp_hpc.trace.intervals import NO_INTERVALS, Ints, Longs, index_at, parents
 from ddp_hpc.trace.named_events import FILLED, CallTree, call_tree
-from ddp_hpc.trace.named_results import Region
+from ddp_hpc.trace.named_results import HostThread, Region
 from ddp_hpc.trace.step_times import Steps
 
 RECOMPUTED = "recomputation (activation checkpointing)"
 """The name of the forward operators that autograd runs again."""
 _CHECKPOINT = "CheckpointFunctionBackward"
 _MOST_REGIONS = 1000
+_NODES = "nodes of autograd (backward)"
 _MODULE = re.compile(r"(nn\.Module: .*)_\d+")
 # What torch does around modules, and in decorators.
 _WRAPPER = re.compile(r"(^|/)torch/(nn/modules/module\.py|(utils/)?_)")
@@ -75,6 +76,34 @@ def function_times(recording: Recording, steps: Steps, functions: Events) -> tup
     sums = zip(is_shown, _sums(recording, steps, tree, events, is_counted), strict=False)
     found = [one for is_one, one in sums if is_one and one.num_calls]
     return tuple(sorted(found, key=lambda one: -max(one.device_s, one.total_s))[:_MOST_REGIONS])
+
+
+def host_threads(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostThread, ...]:
+    """Returns the threads of the host that run operators or launch kernels in the steps."""
+    host, device = recording.host, steps.device
+    is_step = np.append(host.where(lambda _, name: name.startswith(names.STEP)), True)
+    # Collectives have a table of their own.
+    is_outermost = host.where(lambda _, name: not names.annotated_kind(name)) & ~is_step[:-1]
+    is_outermost &= is_step[tree.above] & steps.contain_on_host(host.starts)
+    numbers: Numbers[str] = Numbers()
+    labels = [numbers[_NODES if names.is_node(*pair) else pair[1]] for pair in host.names]
+    pairs = host.thread * np.int64(len(labels)) + np.array(labels, np.int64)[host.name]
+    pairs, at = np.unique(pairs[is_outermost], return_inverse=True)
+    times: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for pair, ns in zip(pairs.tolist(), np.bincount(at, host.durations[is_outermost]).tolist(), strict=True):
+        times[pair // len(labels)][[*numbers][pair % len(labels)]] = ns
+    size = len(host.threads)
+    launched = np.flatnonzero(device.is_counted & device.launches.is_known) if device else NO_INTERVALS[0]
+    thread = device.launches.thread[launched] if device else launched
+    durations = recording.device.durations * ~recording.is_collective
+    columns = (np.bincount(thread, of, size) for of in (None, durations[launched] * 1e-9))
+    found = []
+    for number, (num_kernels, device_s) in enumerate(zip(*columns, strict=True)):
+        if own := times.get(number, {"": 0.0} if num_kernels else {}):
+            runs, total_s = max(own, key=own.__getitem__), sum(own.values()) * 1e-9
+            name = f"thread {host.threads[number][1]}"
+            found.append(HostThread(name, runs, total_s, int(num_kernels), float(device_s)))
+    return tuple(found)
 
 
 def _sums(

@@ -23,6 +23,7 @@ def report_tables(capture: Capture) -> dict[str, list[Table]]:
         "top": [
             tables.regions(capture),
             tables.functions(capture),
+            tables.host_threads(capture),
             kernel_tables.kinds(capture),
             kernel_tables.streams(capture),
             kernel_tables.copies(capture),

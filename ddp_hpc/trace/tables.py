@@ -341,6 +341,26 @@ def functions(capture: Capture) -> Table:
     return Table(columns, sorted(rows, key=lambda row: -row["most_s"]))
 
 
+def host_threads(capture: Capture) -> Table:
+    """Returns the threads of the first rank's host, if several run operators, or launch kernels that take, at
+    least 1 % of a step.
+    """
+    trace, num = capture.ranks[0], len(capture.ranks[0].steps)
+    rows = [
+        vars(thread)
+        | {field: getattr(thread, field) / num for field in ("total_s", "num_kernels", "device_s")}
+        for thread in sorted(trace.threads, key=lambda one: (-one.device_s, -one.total_s))
+        if max(thread.total_s, thread.device_s) / num >= _LEAST_SHARE * capture.mean.wall_s
+    ]
+    of_rank = f" of rank {trace.rank}" * (len(capture.ranks) > 1)
+    columns = [
+        Column("name", f"threads of the host{of_rank}{capture.per_step}"),
+        *(Column("runs", "mostly runs", known(short)), Column("total_s", "host ms", ms)),
+        *[Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)] * capture.on_device,
+    ]
+    return Table(columns, rows if len(rows) > 1 else [])
+
+
 def operators(capture: Capture) -> Table:
     """Returns the operators of the host with the longest self time.
 
