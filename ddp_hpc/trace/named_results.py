@@ -46,9 +46,12 @@ class Region:
     """Time in which the device did nothing before one of its kernels or copies."""
     depth: int = 0
     """The number of regions around modules."""
+    num: int = 0
+    """The number of these modules; 0 for other regions."""
     longest_s: float = 0.0
+    """The time of the module with the longest time on the host, per step."""
     longest_at: str = ""
-    """The module with the longest time on the host and the number of modules; `longest_s` is per step."""
+    """This module, whose number is that among all modules of the class."""
 
 
 @dataclass(frozen=True)

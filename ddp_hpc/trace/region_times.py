@@ -136,8 +136,8 @@ def _joined(name: str, depth: int, modules: list[Region], num_steps: int) -> Reg
     """Returns the sum of the modules of a class that are called at the same depth."""
     longest = max(modules, key=lambda one: one.total_s)
     sums = {field: sum(getattr(one, field) for one in modules) for field in _SUMMED}
-    at = f"{longest.name.removeprefix('nn.Module: ')} of {len(modules):,}"
-    return Region(name, **sums, depth=depth, longest_s=longest.total_s / num_steps, longest_at=at)
+    at, longest_s = longest.name.removeprefix("nn.Module: "), longest.total_s / num_steps
+    return Region(name, **sums, depth=depth, num=len(modules), longest_s=longest_s, longest_at=at)
 
 
 def _is_region(category: str, name: str) -> bool:

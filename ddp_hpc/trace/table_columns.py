@@ -22,6 +22,8 @@ HINTS = {
     "device idle ms": "When the device has nothing to do during or right after the wait: about this is lost.",
     "comm exposed": "The time in which a collective runs and nothing is computed.",
     "comm hidden": "The time in which a collective runs beside computation; not part of the sum.",
+    "modules": "Those of this class that are called at the same depth.",
+    "longest module": "The one that takes longest on the host; the numbers are those of all of its class.",
     "exposed ms": "The time in which nothing is computed.",
     "median ms": "Half of the calls are shorter; of collectives, with the time of waiting for late ranks.",
     "median transfer ms": "From the start on the last rank to the end; unknown (-) without the other ranks.",

@@ -312,17 +312,13 @@ def regions(capture: Capture) -> Table:
     first, calls, host, *others = sum_columns(capture, Column("name", "annotations and modules", short), unit)
     rows = with_others(sums(capture, "regions", ("name", "depth"), order), "name")
     columns = [first, calls, replace(host, title="host ms")]
-    if any(row["longest_at"] for row in rows):
-        columns += [
-            Column("longest_s", "longest ms", known(ms)),
-            Column("longest_at", "which module", known(str)),
-        ]
     if capture.on_device:
         columns += [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
-        columns += [
-            Column("comm_s", "collectives ms", ms),
-            Column("idle_s", "idle before its kernels ms", ms),
-        ]
+        columns += [Column("comm_s", "collectives ms", ms)] * any(row["comm_s"] for row in rows)
+        columns.append(Column("idle_s", "idle before its kernels ms", ms))
+    if any(row["num"] for row in rows):
+        columns += [Column("num", "modules", known(str)), Column("longest_at", "longest module", known(str))]
+        columns.append(Column("longest_s", "its host ms", known(ms)))
     return Table([*columns, *others], rows)
 
 

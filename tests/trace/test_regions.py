@@ -99,9 +99,9 @@ def test_modules_of_a_class_at_one_depth_are_one_row_with_the_longest_of_them(tm
     write(tmp_path / "rank1.json", [event for event in events if "Linear_7" not in event["name"]], 1, 2)
     table = tables.regions(read_capture(tmp_path))
     rows = {(row["name"].removeprefix("nn.Module: "), row["depth"]): row for row in table.rows}
-    assert {key: row["longest_at"] for key, row in rows.items()} == {
-        ("Sequential", 0): "Sequential_0 of 1", ("Sequential", 1): "Sequential_1 of 1",
-        ("Linear", 1): "Linear_9 of 1", ("Linear", 2): "Linear_7 of 2",
+    assert {key: (row["longest_at"], row["num"]) for key, row in rows.items()} == {
+        ("Sequential", 0): ("Sequential_0", 1), ("Sequential", 1): ("Sequential_1", 1),
+        ("Linear", 1): ("Linear_9", 1), ("Linear", 2): ("Linear_7", 2),
     }  # fmt: skip
     linear = rows["Linear", 2]
     assert (linear["num_calls"], linear["longest_s"]) == (1.5, pytest.approx(50 * US))
