@@ -13,15 +13,17 @@ from ddp_hpc.trace.event_names import STEP, shortened
 from ddp_hpc.trace.input_shapes import num_bytes, num_flops
 from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
-from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
+from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns, us
 
 _MOST_KINDS, _LAUNCHER_LENGTH = 3, 40
+_SHORT_S = 1e-3
+"""The duration from which on milliseconds show the length of a kernel."""
 
 
 def kinds(capture: Capture) -> Table:
     """Returns the time of the kernels and copies of each kind."""
     rows = [row | {"kind": "all", "is_sum": True} for row in sums(capture, "kernels", (), "total_s")]
-    rows += with_others(sums(capture, "kernels", ("kind",), "total_s"), "kind")
+    rows += with_others(capture, sums(capture, "kernels", ("kind",), "total_s"), "kind")
     rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
     columns = sum_columns(capture, Column("kind", "kinds of kernels"), "ms")
     return Table([*columns, Column("share", "share", "{:.1%}".format), *_recorded(ESTIMATES, rows)], rows)
@@ -37,7 +39,7 @@ def streams(capture: Capture) -> Table:
         share = row["total_s"] / (capture.mean.wall_s or 1.0)
         rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
-    return Table([*columns, share, Column("kinds", "most of it, ms")], rows)
+    return Table([*columns, share, Column("kinds", "most of it, ms")], rows if len(rows) > 1 else [])
 
 
 def copies(capture: Capture) -> Table:
@@ -60,7 +62,7 @@ def copies(capture: Capture) -> Table:
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = sum_columns(capture, Column("name", "kernels", kernel_name(capture)), "ms")
-    rows = with_others(sums(capture, "kernels", ("name", "kind"), "total_s"), "name")
+    rows = with_others(capture, sums(capture, "kernels", ("name", "kind"), "total_s"), "name")
     num_sms = max(trace.num_sms for trace in capture.ranks)
     for row in rows:
         if row["longest_at"]:
@@ -72,9 +74,11 @@ def kernels(capture: Capture) -> Table:
             row["grid"] += f": on {num_blocks} of {num_sms} SMs or CUs"
         operator = "" if (row["operator"] or "").startswith(STEP) else row["operator"]
         row["launcher"] = " in ".join(filter(None, (row["graph_launch"], operator))) or None
+    is_short = all(row["longest_s"] < _SHORT_S for row in rows if row["longest_s"] is not None)
+    unit, write = ("us", us) if is_short else ("ms", ms)
     columns = [
-        *(Column("shortest_s", "shortest ms", ms), Column("median_s", "median ms", ms)),
-        *(Column("longest_s", "longest ms", ms), Column("longest_at", "which begins at")),
+        *(Column(f"{one}_s", f"{one} {unit}", write) for one in ("shortest", "median", "longest")),
+        Column("longest_at", "which begins at"),
         *(*ESTIMATES, Column("grid", "grid, block")),
         Column("launcher", "launched by", partial(shortened, limit=_LAUNCHER_LENGTH)),
     ]
@@ -96,7 +100,7 @@ def kernels_by_operator(capture: Capture) -> Table:
         flops = num_flops(row["operator"], row["shapes"]) if is_product else 0
         row["tflops"] = calls_per_s * flops / 1e12 or None
         row["speed"] = calls_per_s * num_bytes(row["operator"], row["kind"], row["shapes"]) / 1e9 or None
-    rows = with_others([row for row in rows if row["operator"]], "operator")
+    rows = with_others(capture, [row for row in rows if row["operator"]], "operator")
     shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", kernel_name(capture))
     speeds = [Column("tflops", "TFLOP/s", "{:.3g}".format), Column("speed", "least GB/s", "{:,.0f}".format)]

@@ -16,6 +16,7 @@ ESTIMATES = (
 
 LEAST_S = 5e-6
 """The least time that is not shown as 0.00 ms."""
+_LEAST_SHARE = 0.001
 _SUMMED = (
     "num_calls",
     "total_s",
@@ -26,6 +27,7 @@ _SUMMED = (
     "idle_s",
     "bytes",
     "running_s",
+    "num_all",
 )
 
 
@@ -59,12 +61,13 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
     return sorted(rows, key=lambda row: -row[order])
 
 
-def with_others(rows: list[Row], name: str) -> list[Row]:
-    """Returns the rows with one instead of those of which all times would be shown as 0.00 ms."""
+def with_others(capture: Capture, rows: list[Row], name: str) -> list[Row]:
+    """Returns the rows with one instead of those of which all times are below 0.1 % of a step, or 0.00 ms."""
+    least_s = max(LEAST_S, _LEAST_SHARE * capture.mean.wall_s)
     summed = [one for one in _SUMMED if rows and one in rows[0]]
     longer, short = list[Row](), list[Row]()
     for row in rows:
-        is_short = all(row[one] < LEAST_S for one in summed if one.endswith("_s"))
+        is_short = all(row[one] < least_s for one in summed if one.endswith("_s"))
         (short if is_short else longer).append(row)
     if len(short) < 2:
         return rows

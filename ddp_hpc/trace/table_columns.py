@@ -12,20 +12,21 @@ from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.event_names import distinguished, shortened
 
 _NAME_LENGTH = 64
-short = partial(shortened, limit=_NAME_LENGTH)
+short, long = partial(shortened, limit=_NAME_LENGTH), partial(shortened, limit=96)
 HINTS = {
     "late launch": "The device had finished everything, and the next kernel was not being launched yet.",
     "launch call": "The call that launches the next kernel had begun.",
     "kernel queued": "The call had returned, but the next kernel had not started.",
     "waits of the host": "Calls that can wait for the device or the driver, and long times without a call.",
     "inside": "The outermost operator and the innermost annotation around the wait.",
-    "device idle ms": "When the device has nothing to do during or right after the wait: about this is lost.",
+    "device idle ms": "When the device has nothing to do, for waits also right after them: about this is lost.",
     "comm exposed": "The time in which a collective runs and nothing is computed.",
     "comm hidden": "The time in which a collective runs beside computation; not part of the sum.",
     "modules": "Those of this class that are called at the same depth.",
     "longest module": "The one that takes longest on the host; the numbers are those of all of its class.",
     "exposed ms": "The time in which nothing is computed.",
     "median ms": "Half of the calls are shorter; of collectives, with the time of waiting for late ranks.",
+    "median us": "Half of the calls are shorter.",
     "median transfer ms": "From the start on the last rank to the end; unknown (-) without the other ranks.",
     "busbw GB/s": "The bus bandwidth of the transfer, as defined by nccl-tests.",
     "Tensor or matrix cores": "The share of the time of kernels whose names show it; '-' if names do not.",
@@ -50,6 +51,11 @@ def kernel_name(capture: Capture) -> Callable[[str], str]:
 def ms(seconds: float) -> str:
     """Formats a time in milliseconds."""
     return f"{seconds * 1e3:.2f}"
+
+
+def us(seconds: float) -> str:
+    """Formats a time in microseconds."""
+    return f"{seconds * 1e6:,.1f}"
 
 
 def count(number: float) -> str:

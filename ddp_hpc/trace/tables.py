@@ -30,6 +30,7 @@ from ddp_hpc.trace.table_columns import (
     count,
     kernel_name,
     known,
+    long,
     ms,
     short,
     sum_columns,
@@ -122,9 +123,8 @@ def memory(capture: Capture) -> Table:
 
 
 def device_memory(trace: RankTrace) -> tuple[Memory, ...]:
-    """Returns the memory of the devices and the host, or nothing if only the host's was recorded of both."""
-    is_recorded = not trace.busy or any(memory.device != "cpu" for memory in trace.memory)
-    return trace.memory if is_recorded else ()
+    """Returns the memory of the devices of a rank, or of the host if it has no other device."""
+    return tuple(memory for memory in trace.memory if memory.device != "cpu" or not trace.busy)
 
 
 def idle(capture: Capture) -> Table:
@@ -142,21 +142,17 @@ def idle(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    first, *others = sum_columns(
-        capture, Column("call", "what the host does while the device waits,", short), "ms"
-    )
+    column = Column("call", "what the host does while the device waits,", short)
+    first, calls, idle, *others = sum_columns(capture, column, "ms")
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
-    rows = sums(capture, "host_waits", ("name", "operator"), "total_s")
-    return Table(
-        [first, share, *others],
-        [
-            row
-            | {"call": _host_name(row["name"], row["operator"])}
-            | {"share": row["total_s"] / (capture.mean.wall_s or 1.0)}
-            for row in rows
-            if row["total_s"] >= LEAST_S
-        ],
-    )
+    rows = [
+        row | {"call": _host_name(row["name"], row["operator"])}
+        for row in sums(capture, "host_waits", ("name", "operator"), "total_s")
+        if row["total_s"] >= LEAST_S
+    ]
+    for row in (rows := with_others(capture, rows, "call")):
+        row["share"] = row["total_s"] / (capture.mean.wall_s or 1.0)
+    return Table([first, share, calls, replace(idle, title="device idle ms"), *others], rows)
 
 
 def _host_name(call: str, operator: str) -> str:
@@ -173,7 +169,7 @@ def blocking_calls(capture: Capture) -> Table:
             num_steps = capture.num_steps if is_once else 1
             whole = {name: row[name] * num_steps for name in _OF_WAITS}
             rows.append(row | whole | {"call": _host_name(row["name"], row["operator"])})
-    rows.sort(key=lambda row: -row["total_s"])
+    rows = with_others(capture, sorted(rows, key=lambda row: -row["total_s"]), "call")
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
     columns = [first, Column("annotation", "inside", known(short)), *reason, *others[:1]]
@@ -211,9 +207,12 @@ def gaps(capture: Capture) -> Table:
 
 
 def critical_path(capture: Capture) -> Table:
-    """Returns the parts of the critical path of a step, the longest first."""
+    """Returns the parts of the critical path of a step, the longest first. With one rank and one stream, these
+    would be the kernels and the idle times of other tables.
+    """
     path = capture.path
-    if path is None:
+    streams = {kernel.stream for trace in capture.ranks for kernel in trace.kernels}
+    if path is None or (len(capture.ranks) == 1 and len(streams) < 2):
         return Table([], [])
     of_step = f" of step {path.step}" if capture.has_steps else ""
     if len(capture.ranks) > 1:
@@ -271,6 +270,7 @@ def steps(capture: Capture) -> Table:
     # Of the ranks, one that is slow itself rather than waiting for it in a collective.
     order = sorted(slow, key=lambda row: (row["part"] != "comm_exposed_s", row["excess_s"]))
     more = {row["step"]: row for row in order}
+    has_kernels = any(row["kernel"] for row in more.values())
     columns = [
         *[Column("rank", "slow on rank")] * (len(capture.ranks) > 1),
         Column("excess_s", "more than the others ms", ms),
@@ -278,8 +278,8 @@ def steps(capture: Capture) -> Table:
         Column("part_s", "more ms", known(ms)),
         Column("call", "on the host in", known(short)),
         Column("call_s", "more ms", known(ms)),
-        *[Column("kernel", "in kernel", known(kernel_name(capture)))] * capture.on_device,
-        *[Column("kernel_s", "more ms", known(ms))] * capture.on_device,
+        *[Column("kernel", "in kernel", known(kernel_name(capture)))] * has_kernels,
+        *[Column("kernel_s", "more ms", known(ms))] * has_kernels,
     ] * bool(more)
     own: defaultdict[int, list[tuple[float, int, Times]]] = defaultdict(list)
     for trace in capture.ranks:
@@ -302,15 +302,20 @@ def steps(capture: Capture) -> Table:
     parts = [Column("name", "steps, ms"), Column("order", "it is the"), Column("step", "step", ms)]
     ranks = [Column("largest_s", "most ms on a rank", ms), Column("largest_rank", "rank")]
     busy = [Column("busy_s", "busy", ms)] * capture.on_device
-    parts += [*ranks * (len(capture.ranks) > 1), *busy, *_parts(rows)]
-    return Table([*parts, *columns], rows)
+    parts += [*ranks * (len(capture.ranks) > 1), *columns, *busy, *_parts(rows)]
+    if rows:
+        mean, busy_s = capture.mean, capture.mean.wall_s - capture.mean.device_idle_s
+        rows.append(
+            dict.fromkeys(rows[0]) | vars(mean) | {"name": "mean", "step": mean.wall_s, "busy_s": busy_s}
+        )
+    return Table(parts, rows)
 
 
 def regions(capture: Capture) -> Table:
     """Returns the annotations and modules, those with the longest time of kernels or on the host first."""
     order, unit = ("device_s", "kernel ms") if capture.on_device else ("total_s", "ms")
     first, calls, host, *others = sum_columns(capture, Column("name", "annotations and modules", short), unit)
-    rows = with_others(sums(capture, "regions", ("name", "depth"), order), "name")
+    rows = with_others(capture, sums(capture, "regions", ("name", "depth"), order), "name")
     columns = [first, calls, replace(host, title="host ms")]
     if capture.on_device:
         columns += [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
@@ -325,7 +330,7 @@ def regions(capture: Capture) -> Table:
 def functions(capture: Capture) -> Table:
     """Returns the Python functions that take, or whose kernels take, at least 1 % of a step."""
     first, calls, host, *others = sum_columns(
-        capture, Column("name", "Python functions (calls of at least 20 us)", short), "host ms"
+        capture, Column("name", "Python functions (calls of at least 20 us)", long), "host ms"
     )
     rows = [
         row | {"most_s": max(row["total_s"], row["device_s"])}
@@ -367,4 +372,4 @@ def operators(capture: Capture) -> Table:
     rows = [row for row in sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
     device = [Column("device_s", "kernels ms", ms)] if any(row["device_s"] for row in rows) else []
     columns = [first, calls, Column("self_s", "self ms", ms), *others, *device]
-    return Table(columns, with_others(rows, "name"))
+    return Table(columns, with_others(capture, rows, "name"))

@@ -225,7 +225,8 @@ def test_each_step_has_a_row_with_the_rank_that_takes_longest(tmp_path):
         events = [annotation("ProfilerStep#1", 0, 100), annotation("ProfilerStep#2", 100, 200 + 100 * rank)]
         write(tmp_path / f"rank{rank}.json", events, rank, 2)
     rows = tables.steps(read_capture(tmp_path)).rows
-    assert [(row["name"], round(row["step"] * 1e6)) for row in rows] == [("step 1", 100), ("step 2", 250)]
+    found = [(row["name"], round(row["step"] * 1e6)) for row in rows]
+    assert found == [("step 1", 100), ("step 2", 250), ("mean", 175)]
     assert (rows[1]["largest_rank"], round(rows[1]["largest_s"] * 1e6)) == (1, 300)
 
 
@@ -236,6 +237,21 @@ def test_kernels_whose_times_would_be_shown_as_zero_share_a_row(tmp_path):
     table = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent))
     rows = [tuple(table.write(column, row) for column in table.columns[:4]) for row in table.rows]
     assert rows == [("k1", "other", "1", "0.01"), ("2 others", "-", "2", "0.00")]
+
+
+def test_rows_below_a_thousandth_of_a_step_are_joined_and_short_kernels_are_in_microseconds(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 30_000), event("cpu_op", "aten::mul", 0, 90)]
+    events += [
+        one for at in range(3) for one in launch(at, 9 * at, f"k{at}", 100 + 90 * at, 9 + 50 * (at == 1))
+    ]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    table = kernel_tables.kernels(capture)
+    rows = [[table.write(column, row) for column in table.columns[:7]] for row in table.rows]
+    assert rows == [
+        ["k1", "elementwise", "1", "0.06", "59.0", "59.0", "59.0"], ["2 others", "-", "2", "0.02", "-", "-", "-"],
+    ]  # fmt: skip
+    assert [column.title for column in table.columns[4:7]] == ["shortest us", "median us", "longest us"]
+    assert not kernel_tables.streams(capture).rows, "there is one"
 
 
 def test_a_kernel_shows_the_graph_that_launched_it_and_a_grid_smaller_than_the_device(tmp_path):

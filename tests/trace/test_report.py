@@ -66,6 +66,7 @@ steps, ms  it is the  step  most ms on a rank  rank  data  forward  backward  co
 step 2                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
 step 3                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
 step 4                0.35               0.35     1  0.01     0.10      0.20          0.04         0.05
+mean               -  0.35                  -     -  0.01     0.10      0.20          0.04         0.05
 
 collectives per step     size  ranks  calls  total ms  exposed ms  median ms  median transfer ms  busbw GB/s\
   slowest ms  on rank, step
@@ -171,11 +172,7 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
         "their call; medians: 10 us for a call, 80 us for a kernel, which starts 10 us after its call, and "
         "0 kernels in the queue, which is empty for 95% of the time"
     ) in ended.stdout
-    path = lines.index("critical path of step 3 rank ms share count")
-    assert lines[path + 1 : path + 3] == [
-        "wait for a late launch (forward) 0 0.30 75% 1",
-        "gemm 0 0.08 20% 1",
-    ]
+    assert "critical path" not in ended.stdout, "the tables of one stream contain the same"
     (capture,) = json.loads((tmp_path / "t.out").read_text())["captures"]
     assert capture["mean"]["idle_host_s"] == pytest.approx(300e-6)
     assert capture["mean"]["device_idle_s"] == pytest.approx(320e-6)
