@@ -19,7 +19,7 @@ HINTS = {
     "kernel queued": "The call had returned, but the next kernel had not started.",
     "waits of the host": "Calls that can wait for the device or the driver, and long times without a call.",
     "inside": "The outermost operator and the innermost annotation around the wait.",
-    "device idle ms": "When the device has nothing to do, for waits also right after them: about this is lost.",
+    "device idle ms": "The time in which the device has nothing to do, for waits also right after them.",
     "comm exposed": "The time in which a collective runs and nothing is computed.",
     "comm hidden": "The time in which a collective runs beside computation; not part of the sum.",
     "modules": "Those of this class that are called at the same depth.",
