@@ -17,6 +17,12 @@ from ddp_hpc.request.program import program_of
 # The programs of an environment are also found, or called, by their path.
 _PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
+_REMEDIES = {
+    "conda": 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+    # mamba 1 has no command shell.
+    "mamba": 'add eval "$(conda shell.bash hook)" before it, and use conda activate',
+    "micromamba": 'add eval "$(micromamba shell hook --shell bash)" before it',
+}
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
@@ -100,9 +106,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 command.line,
                 f"a batch script does not read .bashrc, so the shell function {name} is not defined",
-                f'add eval "$({name} shell hook --shell bash)" before it'
-                if name != "conda"
-                else 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+                _REMEDIES[name],
                 None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
             )
             return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 
@@ -76,6 +76,8 @@ _LOGIN = re.compile(
 )
 _KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
+# The prefixes of other libraries that are one letter from NCCL_.
+_OF_OTHERS = ("CCL_", "RCCL_", "HCCL_", "XCCL_")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 
 
@@ -87,7 +89,9 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
         is_new = not (name in _KNOWN or name in reported or _COPY_OF_PATH.fullmatch(value))
         if is_new and (near := _meant(script, name)):
             reported.add(name)
-            yield Problem(line, f"nothing reads the variable {plain(name)}", f"did you mean {near}?")
+            severity: Severity | None = "note" if name.startswith(_OF_OTHERS) else None
+            what = f"nothing reads the variable {plain(name)}"
+            yield Problem(line, what, f"did you mean {near}?", severity)
         for names, values, what, remedy in _VALUES:
             if re.fullmatch(names, name) and re.fullmatch(values, value):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy)

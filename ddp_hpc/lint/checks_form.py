@@ -208,7 +208,9 @@ def _joined(name: str, before: str, value: str) -> str:
     items, others = before.split(","), value.split(",")
     counts = name in ("--gres", "--licenses", "--tres-per-task")
     of_both = {re.split("[:=]", item)[0] for item in items} & {re.split("[:=]", item)[0] for item in others}
-    if name not in _LISTS or (counts and of_both) or {"NONE", "NIL"} & {*items, *others}:
+    shares = {"gpu", "shard", "mps"}  # of which Slurm accepts one
+    of_gpu = {re.split("[:=]", item)[0] for item in (*items, *others)} & shares
+    if name not in _LISTS or (counts and (of_both or len(of_gpu) > 1)) or {"NONE", "NIL"} & {*items, *others}:
         return "remove one of them"
     return f"write one option with a list: {plain(f'{name}={before},{value}')}"
 

@@ -17,6 +17,7 @@ from ddp_hpc.lint.launch_commands import (
     reaches_other_nodes,
     runs_training,
     starts,
+    takes_rank_of_slurm,
     torchruns,
     trains_with_torch,
 )
@@ -307,7 +308,10 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
     if gpus < 2 or any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands):
         return  # processes in the background or in a loop may share the GPUs
     for start in (one for one in starts(subject) if not one.launcher_hides_options):
-        if start.is_torchrun:
+        if start.is_torchrun and takes_rank_of_slurm(start):
+            what = "the program takes its rank from SLURM_PROCID, which is the same for all ranks of torchrun"
+            yield Problem(start.command.line, what, "start it with srun, without torchrun", "note")
+        elif start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node") or "1") or gpus
             if ranks < gpus and start.ranks_per_node == 1 and not start.hides_options:
                 what = f"torchrun starts {counted(ranks, 'rank')} on a node with {gpus} GPUs"

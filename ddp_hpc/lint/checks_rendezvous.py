@@ -14,6 +14,7 @@ from ddp_hpc.lint.launch_commands import (
     requests_gpus,
     single_quoted,
     starts,
+    takes_rank_of_slurm,
     torchruns,
 )
 from ddp_hpc.lint.parse_script import Script
@@ -175,7 +176,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         return
     first, total = launched[0], launched[0].num_ranks
     # Lightning reads the variables of Slurm instead.
-    severity: Severity = "note" if "lightning" in subject.script.text.lower() else "warning"
+    reads_others = "lightning" in subject.script.text.lower() or takes_rank_of_slurm(launched[0])
+    severity: Severity = "note" if reads_others else "warning"
     for line, name, value in subject.script.exports:
         if line > first.command.line:
             continue

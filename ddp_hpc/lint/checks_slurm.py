@@ -208,6 +208,9 @@ def _has_one_node(subject: Subject) -> bool:
     # The partitions core and devcore of UPPMAX give cores of one node.
     is_range = script.value("--nodes") == "1-1" or script.value("--partition") in ("core", "devcore")
     is_range |= script.value("--mincpus") == script.value("--ntasks")
+    # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
+    tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))
+    is_range |= bool(tasks and per_node and tasks <= per_node)
     return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
 
 

@@ -324,13 +324,27 @@ def trains_with_torch(subject: Subject) -> bool:
 
 def runs_training(start: Start) -> bool:
     """Returns whether a program connects ranks; if it is not available, whether its name says so."""
-    program, directory = program_of(start.words), start.subject.directory
+    program = program_of(start.words)
     if program is None or program.kind != "file":
         return False
-    names = files_of(program, directory).names if directory else ()
-    texts = [(text_of(directory / name) or b"").decode("utf-8", "replace") for name in names if directory]
-    known = [bool(_TORCH.search(text) or _CONNECTS.search(text)) for text in texts]
+    known = [bool(_TORCH.search(text) or _CONNECTS.search(text)) for text in _texts(start)]
     return any(known) if known else bool(_TRAINING.fullmatch(program.name.rpartition("/")[2]))
+
+
+def takes_rank_of_slurm(start: Start) -> bool:
+    """Returns whether a program that is available takes its rank from SLURM_PROCID, and not from torchrun."""
+    texts = _texts(start)
+    of_torchrun = any(re.search(r"[\"'](?:LOCAL_)?RANK[\"']|env://", text) for text in texts)
+    return any("SLURM_PROCID" in text for text in texts) and not of_torchrun
+
+
+def _texts(start: Start) -> list[str]:
+    """Returns the texts of the files of a program, as far as they are available."""
+    program, directory = program_of(start.words), start.subject.directory
+    if program is None or program.kind != "file" or directory is None:
+        return []
+    names = files_of(program, directory).names
+    return [(text_of(directory / name) or b"").decode("utf-8", "replace") for name in names]
 
 
 def reaches_other_nodes(subject: Subject) -> bool:

@@ -65,7 +65,6 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     python = visible_functions(functions)
     waits, gaps = host_waits(recording, steps, tree, python)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
-    hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
     counted = steps.device.is_counted if steps.device else np.empty(0, bool)
@@ -75,12 +74,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         path=str(path),
         host=host,
         device=_device(recording, reading.head),
-        steps=tuple(
-            Step(number, recording.zero_s + start * 1e-9, times, on_host)
-            for number, start, times, on_host in zip(
-                steps.numbers, steps.starts.tolist(), steps.times, hosts, strict=True
-            )
-        ),
+        steps=_steps(steps, recording.zero_s),
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
         kernels=kernels(recording, steps, tree, counted, _MOST_KERNELS),
@@ -90,7 +84,6 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),
         memory=memories(recording, steps, tree),
-        num_events=reading.num_events,
         notes=tuple(notes),
         process=_process(recording, host),
         **(_device_properties(recording, reading.head) if len(recording.device) else {}),
@@ -106,6 +99,12 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )
+
+
+def _steps(steps: Steps, zero_s: float) -> tuple[Step, ...]:
+    on_host = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
+    columns = zip(steps.numbers, steps.starts.tolist(), steps.times, on_host, strict=True)
+    return tuple(Step(number, zero_s + start * 1e-9, times, host) for number, start, times, host in columns)
 
 
 def _is_ring(info: Any) -> bool:

@@ -271,6 +271,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB003", True, S + "for i in 1 2; do\necho $i\n"),
     ("JOB011", False, S + "#SBATCH --time={{ time }}\n"),
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
+    ("JOB035", True, S + "export NCL_BLOCKING_WAIT=1\n./a.out\n"),
+    ("SLURM012", True, S + "#SBATCH -n 8\npython train.py\n"),
+    ("SLURM012", False, S + "#SBATCH -n 8\n#SBATCH --ntasks-per-node=8\npython train.py\n"),
     ("JOB009", True, S + "export HF_TOKEN=hf_aBcdEfghIjklMnopQrstUvwxYzabCdefGh\n"),
     ("JOB009", True, S + "huggingface-cli login --token hf_aBcdEfghIjklMnopQrstUvwxYzabCdefGh\n"),
     ("JOB004", True, P + "#!bin/bash\ncd $PBS_O_WORKDIR\n#PBS -e log.err\n#PBS -N job\n./a.out\n"),
@@ -969,6 +972,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Without a value, the test is true, and with one, it fails, as meant.
     ("JOB029", "note", S + 'if [ -z "$1"]; then echo usage; fi\n'),
     ("JOB029", "error", S + 'if [ -n "$1"]; then echo usage; fi\n'),
+    # The oneCCL bindings for PyTorch read it.
+    ("JOB035", "note", S + "export CCL_BLOCKING_WAIT=1\n./a.out\n"),
     # Some scripts narrow a block of directives that all of them share.
     ("JOB007", "note", S + "#SBATCH --array=0\n#SBATCH --array=4,8\n"),
     ("JOB007", "note", S + "#SBATCH --partition=a,b\n#SBATCH --partition=a\n"),

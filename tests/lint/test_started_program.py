@@ -97,3 +97,21 @@ def test_the_trainer_of_lightning_is_compared_with_the_tasks(
 def test_the_cpus_of_one_chunk_are_known() -> None:
     text = "#!/bin/bash\n#PBS -l select=1:ncpus=4\n#PBS -l walltime=1:00:00\nbwa mem -t 5 a b\n"
     assert [one.line for one in lint_script(text) if one.check == "JOB037"] == [4]
+
+
+def test_a_program_that_takes_its_rank_from_slurm_needs_no_variable_and_no_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('nccl', rank=int(os.environ['SLURM_PROCID']), world_size=2)\n"
+    )
+    head = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+    text = f"{head}#SBATCH --ntasks-per-node=2\nexport RANK=$SLURM_PROCID\nsrun -K python train.py\n"
+    found = lint_script(text, path=tmp_path / "job.sh", directory=tmp_path)
+    assert [one.severity for one in found if one.check == "RANK011"] == ["note"]
+    found = lint_script(
+        f"{head}torchrun --nproc-per-node=2 train.py\n", path=tmp_path / "job.sh", directory=tmp_path
+    )
+    assert [one.severity for one in found if one.check == "RANK014"] == ["note"]
+    (tmp_path / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    found = lint_script(text, path=tmp_path / "job.sh", directory=tmp_path)
+    assert [one.severity for one in found if one.check == "RANK011"] == ["warning"]
