@@ -17,6 +17,7 @@ from ddp_hpc.request.program import program_of
 # The programs of an environment are also found, or called, by their path.
 _PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
+_GLUED = re.compile(r"\s(--[a-z][a-z_-]*[a-z])(\"\$\{?\w+\}?\")(?=\s|$)")
 _REMEDIES = {
     "conda": 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
     # mamba 1 has no command shell.
@@ -322,6 +323,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
         if is_assigned and is_reached(script.text, command.line):
             what = f"bash does not set {plain(words[0])} here, because there are blanks around ="
             yield Problem(command.line, what, f"write {plain(words[0])}=VALUE")
+        if glued := _GLUED.search(command.text):
+            what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
+            yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")
         if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
             what = f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails"
             # Without a value, [ -z ] is true, and with one, the test fails, so it works with a message.
