@@ -129,7 +129,11 @@ def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
             panel, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
         )
     ranks = [trace.rank for trace in drawn]
-    figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps}
+    num_named = sum(bar.event.kind not in (*REGIONS, _BUSY) for bar in bars)
+    numbers = num_named, sum(trace.num_events for trace in drawn)
+    figure = {
+        "data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps, "numbers": numbers,
+    }  # fmt: skip
     return Timeline(figure, lanes, tuple(notes))
 
 

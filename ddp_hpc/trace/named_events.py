@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -117,7 +117,7 @@ def kernels(
     firsts = order[first[:-1]].tolist()
     launchers = [operators[operator[one]] for one in firsts]
     names = [device.names[device.name[one]][1] for one in firsts]
-    kinds = [*map(kernel_category, names, launchers)]
+    kinds = _kinds([*zip(names, launchers, strict=True)])
     same: Numbers[tuple[str, str]] = Numbers()
     key = np.array([same[pair] for pair in zip(names, kinds, strict=True)], np.int64)
     medians = _medians(durations, key[index])
@@ -138,6 +138,18 @@ def kernels(
             uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
         ))  # fmt: skip
     return tuple(found)
+
+
+def _kinds(kernels: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the kinds of kernels, given as names and operators. Without a recorded launch, such as before the
+    first step, a kernel has the kind of others with its name.
+    """
+    kind_of = cache(kernel_category)
+    known = {name: kind_of(name, operator) for name, operator in kernels if operator}
+    return [
+        kind_of(name, operator) if operator else known.get(name) or kind_of(name)
+        for name, operator in kernels
+    ]
 
 
 def _graph_launches(recording: Recording, steps: Steps, chosen: npt.NDArray[np.bool_]) -> list[str]:
@@ -205,18 +217,20 @@ def named_events(
         longest = np.argsort(python.durations)[-most // _FEWER_FUNCTIONS :]
         for _, (_, name), start_s, dur_s in _rows(python, longest, recording.zero_s):
             events.append(NamedEvent(PYTHON, name, start_s, dur_s))
-    for _, (category, name), start_s, dur_s in _rows(host, chosen, recording.zero_s):
-        events.append(NamedEvent(OPERATOR if category == "cpu_op" else ANNOTATION, name, start_s, dur_s))
+    for at, (category, name), start_s, dur_s in _rows(host, chosen, recording.zero_s):
+        kind, shapes = OPERATOR if category == "cpu_op" else ANNOTATION, host.fields["shapes"][at]
+        inputs = f"inputs: {recording.shapes[shapes]}" if shapes else ""
+        events.append(NamedEvent(kind, name, start_s, dur_s, details=inputs))
     outer = np.flatnonzero(~tree.is_nested)
     chosen = outer[_choose(calls.durations[outer], is_launch[outer], most)]
     for at, (_, name), start_s, dur_s in _rows(calls, chosen, recording.zero_s):
         kind = BLOCKING if can_block(name) else CALL
         events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(int(tree.caller[at]), host)))
-    kind_of = cache(kernel_category)
-    rows = _rows(device, kernels, recording.zero_s)
-    for (at, (_, name), start_s, dur_s), moment_s in zip(rows, launched_s, strict=True):
+    rows = [*_rows(device, kernels, recording.zero_s)]
+    operators, launchers = [*(name for _, name in host.names), ""], np.append(host.name, len(host.names))
+    kinds = _kinds([(name, operators[launchers[tree.launcher[at]]]) for at, (_, name), *_ in rows])
+    for (at, (_, name), start_s, dur_s), kind, moment_s in zip(rows, kinds, launched_s, strict=True):
         caller = int(tree.launcher[at])
-        kind = kind_of(name, host.names[host.name[caller]][1] if caller >= 0 else "")
         details = _details(
             recording.configs[device.fields["config"][at]], float(device.fields["occupancy"][at])
         )

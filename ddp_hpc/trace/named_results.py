@@ -145,7 +145,7 @@ class NamedEvent(NamedTuple):
     launched_s: float = math.inf
     """The start of the call that launched a kernel; infinite if unknown."""
     details: str = ""
-    """The size of the grid, the registers and so on of a kernel, as far as they are known."""
+    """The grid, the registers and so on of a kernel, and the inputs of an operator, as far as known."""
     share: float = 1.0
     """The fraction of this time in which the device is busy."""
 

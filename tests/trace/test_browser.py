@@ -335,6 +335,8 @@ def test_a_search_finds_names_and_shows_one_after_the_other(named):
     assert shown_range(named)[0] == pytest.approx(0.6 - 4 * 0.007)
     named.page.get_by_role("button", name="next").press("Enter")
     assert shown_range(named) == pytest.approx(first)
+    search.fill("aten::softmax")
+    assert output.text_content() == "0 found; the timeline shows the longest 14 of 15 events"
     search.fill("matrix products")
     assert output.text_content() == "3 kernels"
     search.fill("")

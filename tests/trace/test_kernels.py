@@ -271,6 +271,13 @@ def test_a_kernel_shows_the_graph_that_launched_it_and_a_grid_smaller_than_the_d
     assert dict(about(capture))["device"] == "AMD GPU"
 
 
+def test_a_kernel_before_the_first_step_has_the_kind_of_those_in_the_steps(tmp_path):
+    events = [annotation("ProfilerStep#1", 100, 400), event("cpu_op", "aten::miopen_convolution", 100, 50)]
+    events += [*launch(2, 110, "Cijk_Ailk", 200, 50), event("kernel", "Cijk_Ailk", 20, 60, 7, correlation=1)]
+    trace = read_rank(write(tmp_path / "rank0.json", events))
+    assert [event.kind for event in trace.named if event.name == "Cijk_Ailk"] == ["convolution"] * 2
+
+
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
     events = [annotation("nccl:all_reduce", 0, 20), *launch(1, 5, "ncclDevKernel_Generic", 30, 40)]
     events += [annotation("nccl:broadcast", 50, 20), *launch(2, 55, "ncclDevKernel_Generic", 80, 10)]

@@ -27,6 +27,9 @@ function drawTimeline(div, figure) {
   const steps = new Map(figure.steps.map(([number, ...limits]) => [String(number), limits]));
   const controls = document.querySelector(`[data-for=${div.id}]`);
   const [step, search, output] = ["select", "input", "output"].map((name) => controls.querySelector(name));
+  const [num, all] = figure.numbers.map(numbers.format);
+  const callers = bars.some(({ name }) => name === "Python call") ? ", and no Python functions that only call another one" : "";
+  const none = `0 found${num === all ? "" : `; the timeline shows the longest ${num} of ${all} events${callers}`}`;
   let found = null;
   let matches = [];
   let at, shown, longest;
@@ -119,7 +122,7 @@ function drawTimeline(div, figure) {
       counts[lane] = (counts[lane] ?? 0) + (found ? found[number].filter(Boolean).length : 0);
     });
     const named = Object.entries(counts).filter(([, count]) => count).map(([lane, count]) => `${numbers.format(count)} ${count === 1 ? lane.replace(/s$/, "") : lane}`);
-    output.textContent = found ? named.join(", ") || "0 found" : "";
+    output.textContent = found ? named.join(", ") || none : "";
     redraw();
   };
   // `cudaFree in aten::conv2d` finds the calls of a name that an operator makes. A name that was copied from a
