@@ -252,6 +252,7 @@ class RankTrace:
     """Operators by self time, the longest first."""
     kernels: tuple[Kernel, ...]
     """Kernels and copies on the device, the longest first."""
+    num_events: int
     notes: tuple[str, ...]
     """The parts of this rank's trace that were skipped, with the reasons."""
     process: str = ""

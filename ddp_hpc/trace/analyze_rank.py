@@ -84,6 +84,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),
         memory=memories(recording, steps, tree),
+        num_events=reading.num_events,
         notes=tuple(notes),
         process=_process(recording, host),
         **(_device_properties(recording, reading.head) if len(recording.device) else {}),

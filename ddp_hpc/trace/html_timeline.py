@@ -132,7 +132,8 @@ def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
     num_named = sum(bar.event.kind not in (*REGIONS, _BUSY) for bar in bars)
     numbers = num_named, sum(trace.num_events for trace in drawn)
     figure = {
-        "data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps, "numbers": numbers,
+        "data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps,
+        "numbers": numbers,
     }  # fmt: skip
     return Timeline(figure, lanes, tuple(notes))
 
@@ -284,11 +285,12 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     is_launched = kind in KINDS or any(event.callers for event in events if kind == _COLLECTIVE)
     if is_launched or kind in (CALL, BLOCKING):
         named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
+    if any(event.details for event in events):
+        named["details"] = [texts[event.details] for event in events]
     if kind == _BUSY:
         named["share"] = [round(event.share, 3) for event in events]
     if is_launched:
         moments = (event.launched_s for event in events)
-        named["details"] = [texts[event.details] for event in events]
         named["launched"] = [None if math.isinf(at) else milliseconds(at - zero_s) for at in moments]
     return {
         "type": "bar",

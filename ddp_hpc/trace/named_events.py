@@ -141,8 +141,8 @@ def kernels(
 
 
 def _kinds(kernels: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the kinds of kernels, given as names and operators. Without a recorded launch, such as before the
-    first step, a kernel has the kind of others with its name.
+    """Returns the kinds of kernels, given as names and operators. Without a recorded launch, such as before
+    the first step, a kernel has the kind of others with its name.
     """
     kind_of = cache(kernel_category)
     known = {name: kind_of(name, operator) for name, operator in kernels if operator}
