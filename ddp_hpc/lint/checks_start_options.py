@@ -106,6 +106,9 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str]]:
         yield f"{shown(late)} comes after {shown(rest[0])}, so it is its argument", "put it before the script"
 
 
+_WITH_VALUE = re.compile(r"--?\w.*=|--standalone$")
+
+
 def _is_program(before: str, word: str) -> bool:
     is_module = before in ("-m", "--module") and not word.startswith("torch.distributed.")
     return is_module or word.endswith(".py")
@@ -121,7 +124,7 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
         name, own = "mpirun" if start.is_launched else "", start.command.own_words
     known = _KNOWN.get(name, "").split()
     is_whole = name == "torchrun" and end < len(words) and not start.hides_options
-    if start.program == "torchrun" and end == len(words) and re.match(r"--?\w.*=|--standalone", words[-1]):
+    if start.program == "torchrun" and len(words) > 1 and all(map(_WITH_VALUE.match, words[1:])):
         yield "torchrun starts no program, as the command ends here", "write the program on the same line"
     for word, following in pairwise((*own, "")) if name in _KNOWN else ():
         flag, equals, value = word.replace("_", "-").partition("=")

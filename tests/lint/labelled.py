@@ -271,6 +271,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB003", True, S + "for i in 1 2; do\necho $i\n"),
     ("JOB011", False, S + "#SBATCH --time={{ time }}\n"),
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
+    ("RANK031", False, FOUR + "srun torchrun --no_python --nnodes=4 prog --flag --config=a.yaml\n"),
+    ("RANK031", True, FOUR + "srun torchrun --nnodes=4 --nproc-per-node=4\n"),
     ("JOB029", True, S + 'python eval.py --model-path"${MODEL}" --k 5\n'),
     ("JOB029", False, S + 'python eval.py --model-path="${MODEL}" --k "$K"\n'),
     ("JOB035", True, S + "export NCL_BLOCKING_WAIT=1\n./a.out\n"),
