@@ -56,6 +56,7 @@ _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
 )
 # Programs in containers that need no GPU, even if the image or the job has some.
+_BINDS = re.compile("-[BHW]|--(?:bind|mount|home|workdir|pwd)")
 _HIDDEN_OPTIONS = re.compile(r"\$\S* (?:\$|\S*(?:[.]sif|[.]s?img|[:/]))")  # before the name of the image
 _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\b|\bxvfb-run\b")
 
@@ -198,7 +199,8 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell"):
             continue
-        given = " ".join(word for word in words[2:8] if word[:1] != "-")
+        pairs = pairwise(words[1:8])
+        given = " ".join(word for before, word in pairs if word[:1] != "-" and not _BINDS.fullmatch(before))
         has_no_input = words[-1] in ("bash", "sh") and "<" not in command.text
         needs_none = has_no_input or _NEEDS_NO_GPU.search(command.text) or _HIDDEN_OPTIONS.match(given)
         if needs_none or not _GPU_PROGRAM.search(command.text):

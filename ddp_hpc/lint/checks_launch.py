@@ -55,6 +55,9 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
             yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
+        elif start.is_launched and times > 1 and (whole_number(start.given("--num-gpus")) or 0) > 1:
+            what = f"{by} starts the program {times} times, and with --num-gpus it may start ranks itself"
+            yield Problem(start.command.line, what, f"start it once per node, without {by} on one", "note")
         elif per_node and per_node > 1 and start.words[:2] == ("ray", "start"):
             what = f"{by} starts ray {per_node} times per node, and one is for the whole node"
             yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1", "note")
@@ -242,9 +245,10 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
         requested = " ".join(d.text for d in subject.script.read())
-        has_one_task = subject.scheduler.name == "slurm" and (subject.ranks_per_node or 1) == 1
-        has_one_task &= subject.script.value("--ntasks") in (None, "1")
-        if num_workers > 1 and has_one_task and not _MORE_CPUS.search(requested):
+        has_tasks = subject.script.value("--ntasks") not in (None, "1") or (subject.ranks_per_node or 1) > 1
+        # Without srun, a program can use the CPUs of all tasks.
+        has_one_cpu = subject.scheduler.name == "slurm" and (start.is_launched or not has_tasks)
+        if num_workers > 1 and has_one_cpu and not _MORE_CPUS.search(requested):
             what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
         if cpus and num_workers >= 2 * cpus:

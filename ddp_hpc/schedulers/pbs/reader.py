@@ -43,7 +43,10 @@ class PbsReader(ScriptReader):
         )
     )
     own_commands = ("pbsdsh",)
-    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
+    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX"),
+        "PBS_ARRAY_INDEX": ("-t", "PBS_ARRAYID, or -J for an array of OpenPBS"),
+    }
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version
