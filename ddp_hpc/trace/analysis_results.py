@@ -9,17 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
-from ddp_hpc.trace.named_results import (
-    Curve,
-    HostThread,
-    Kernel,
-    LaunchStats,
-    Memory,
-    NamedEvent,
-    Op,
-    Region,
-    SlowStep,
-)
+from ddp_hpc.trace.named_results import Curve, Kernel, LaunchStats, Memory, NamedEvent, Op, Region, SlowStep
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 AFTER = "once, after the last step"
@@ -286,7 +276,7 @@ class RankTrace:
     """Those with the longest time of kernels first."""
     functions: tuple[Region, ...] = ()
     """Python functions other than those that only call another one."""
-    threads: tuple[HostThread, ...] = ()
+    threads: tuple[Region, ...] = ()
     slow_steps: tuple[SlowStep, ...] = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it

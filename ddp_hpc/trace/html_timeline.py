@@ -130,11 +130,8 @@ def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
         )
     ranks = [trace.rank for trace in drawn]
     num_named = sum(bar.event.kind not in (*REGIONS, _BUSY) for bar in bars)
-    numbers = num_named, sum(trace.num_events for trace in drawn)
-    figure = {
-        "data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps,
-        "numbers": numbers,
-    }  # fmt: skip
+    figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps}
+    figure["numbers"] = num_named, sum(trace.num_events for trace in drawn)
     return Timeline(figure, lanes, tuple(notes))
 
 

@@ -13,11 +13,9 @@ from ddp_hpc.trace.event_names import STEP, shortened
 from ddp_hpc.trace.input_shapes import num_bytes, num_flops
 from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
-from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns, us
+from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
 
 _MOST_KINDS, _LAUNCHER_LENGTH = 3, 40
-_SHORT_S = 1e-3
-"""The duration from which on milliseconds show the length of a kernel."""
 
 
 def kinds(capture: Capture) -> Table:
@@ -74,8 +72,8 @@ def kernels(capture: Capture) -> Table:
             row["grid"] += f": on {num_blocks} of {num_sms} SMs or CUs"
         operator = "" if (row["operator"] or "").startswith(STEP) else row["operator"]
         row["launcher"] = " in ".join(filter(None, (row["graph_launch"], operator))) or None
-    is_short = all(row["longest_s"] < _SHORT_S for row in rows if row["longest_s"] is not None)
-    unit, write = ("us", us) if is_short else ("ms", ms)
+    is_short = all(row["longest_s"] < 1e-3 for row in rows if row["longest_s"] is not None)
+    unit, write = ("us", lambda seconds: f"{seconds * 1e6:,.1f}") if is_short else ("ms", ms)
     columns = [
         *(Column(f"{one}_s", f"{one} {unit}", write) for one in ("shortest", "median", "longest")),
         Column("longest_at", "which begins at"),

@@ -29,7 +29,7 @@ from ddp_hpc.trace.named_results import (
 )
 from ddp_hpc.trace.step_times import Steps
 
-FILLED = 0.9
+_FILLED = 0.9
 """A Python function that spends this fraction of its time in a single other one is not shown."""
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _FEWER_FUNCTIONS = 20
@@ -144,12 +144,8 @@ def _kinds(kernels: Sequence[tuple[str, str]]) -> list[str]:
     """Returns the kinds of kernels, given as names and operators. Without a recorded launch, such as before
     the first step, a kernel has the kind of others with its name.
     """
-    kind_of = cache(kernel_category)
-    known = {name: kind_of(name, operator) for name, operator in kernels if operator}
-    return [
-        kind_of(name, operator) if operator else known.get(name) or kind_of(name)
-        for name, operator in kernels
-    ]
+    kind_of, known = cache(kernel_category), {name: operator for name, operator in kernels if operator}
+    return [kind_of(name, operator or known.get(name, "")) for name, operator in kernels]
 
 
 def _graph_launches(recording: Recording, steps: Steps, chosen: npt.NDArray[np.bool_]) -> list[str]:
@@ -253,9 +249,14 @@ def own_functions(recording: Recording) -> Events:
 def visible_functions(functions: Events) -> Events:
     """Returns the functions without those that only call one other function."""
     above = parents(functions.thread, functions.starts, functions.durations)
-    is_filled = np.zeros(len(functions), bool)
-    is_filled[above[(above >= 0) & (functions.durations >= FILLED * functions.durations[above])]] = True
-    return functions.chosen(~is_filled)
+    return functions.chosen(~calls_only_one(functions.durations, above))
+
+
+def calls_only_one(durations: Longs, above: Ints) -> npt.NDArray[np.bool_]:
+    """Returns whether each event mostly calls a single other one; `above` is what encloses them."""
+    found = np.zeros(len(above), bool)
+    found[above[(above >= 0) & (durations >= _FILLED * durations[above])]] = True
+    return found
 
 
 def _rows(

@@ -29,7 +29,7 @@ class Op:
 @dataclass(frozen=True)
 class Region:
     """An annotation or a module, summed over its calls in the steps of a rank, with all that is inside it and
-    what autograd's threads do while its thread waits for them.
+    what autograd's threads do while its thread waits for them; or a Python function, or a thread of the host.
     """
 
     name: str
@@ -51,21 +51,7 @@ class Region:
     longest_s: float = 0.0
     """The time of the module with the longest time on the host, per step."""
     longest_at: str = ""
-    """This module, whose number is that among all modules of the class."""
-
-
-@dataclass(frozen=True)
-class HostThread:
-    """What a thread of the host does in the steps of a rank."""
-
-    name: str
-    runs: str
-    """The operator or annotation that takes longest, of those that no others enclose."""
-    total_s: float
-    """Time in all of these."""
-    num_kernels: int = 0
-    device_s: float = 0.0
-    """Time of the kernels and copies that it launched, without collectives."""
+    """This module, whose number is that among all modules of the class; of a thread, what it mostly runs."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.device_activity import is_inside
 from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import NO_INTERVALS, Ints, Longs, index_at, parents
-from ddp_hpc.trace.named_events import FILLED, CallTree, call_tree
-from ddp_hpc.trace.named_results import HostThread, Region
+from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
+from ddp_hpc.trace.named_events import CallTree, call_tree, calls_only_one
+from ddp_hpc.trace.named_results import Region
 from ddp_hpc.trace.step_times import Steps
 
 RECOMPUTED = "recomputation (activation checkpointing)"
@@ -64,9 +64,7 @@ def function_times(recording: Recording, steps: Steps, functions: Events) -> tup
         return ()
     events = functions.joined(recording.modules).joined(recording.host)
     tree = call_tree(events, recording.launches, steps)
-    calls_one, inner = np.zeros(len(events), bool), np.flatnonzero(tree.above >= 0)
-    around = tree.above[inner]
-    calls_one[around[events.durations[inner] >= FILLED * events.durations[around]]] = True
+    calls_one = calls_only_one(events.durations, tree.above)
     own_ns, passed_ns = (
         np.bincount(events.name, events.durations * of, len(events.names)) for of in (True, calls_one)
     )
@@ -78,57 +76,40 @@ def function_times(recording: Recording, steps: Steps, functions: Events) -> tup
     return tuple(sorted(found, key=lambda one: -max(one.device_s, one.total_s))[:_MOST_REGIONS])
 
 
-def host_threads(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostThread, ...]:
-    """Returns the threads of the host that run operators or launch kernels in the steps."""
-    host, device = recording.host, steps.device
+def host_threads(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Region, ...]:
+    """Returns the threads of the host, with the operators and annotations that no others enclose."""
+    host, numbers = recording.host, Numbers[str]()
     is_step = np.append(host.where(lambda _, name: name.startswith(names.STEP)), True)
-    # Collectives have a table of their own.
-    is_outermost = host.where(lambda _, name: not names.annotated_kind(name)) & ~is_step[:-1]
-    is_outermost &= is_step[tree.above] & steps.contain_on_host(host.starts)
-    numbers: Numbers[str] = Numbers()
-    labels = [numbers[_NODES if names.is_node(*pair) else pair[1]] for pair in host.names]
-    pairs = host.thread * np.int64(len(labels)) + np.array(labels, np.int64)[host.name]
-    pairs, at = np.unique(pairs[is_outermost], return_inverse=True)
-    times: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for pair, ns in zip(pairs.tolist(), np.bincount(at, host.durations[is_outermost]).tolist(), strict=True):
-        times[pair // len(labels)][[*numbers][pair % len(labels)]] = ns
-    size = len(host.threads)
-    launched = np.flatnonzero(device.is_counted & device.launches.is_known) if device else NO_INTERVALS[0]
-    thread = device.launches.thread[launched] if device else launched
-    durations = recording.device.durations * ~recording.is_collective
-    columns = (np.bincount(thread, of, size) for of in (None, durations[launched] * 1e-9))
-    found = []
-    for number, (num_kernels, device_s) in enumerate(zip(*columns, strict=True)):
-        if own := times.get(number, {"": 0.0} if num_kernels else {}):
-            runs, total_s = max(own, key=own.__getitem__), sum(own.values()) * 1e-9
-            name = f"thread {host.threads[number][1]}"
-            found.append(HostThread(name, runs, total_s, int(num_kernels), float(device_s)))
-    return tuple(found)
+    is_outermost = is_step[tree.above] & ~is_step[:-1] & steps.contain_on_host(host.starts)
+    is_outermost &= host.where(lambda _, name: not names.annotated_kind(name))  # which has a table of its own
+    labels = np.array([numbers[_NODES if names.is_node(*pair) else pair[1]] for pair in host.names], np.int64)
+    pairs = (host.thread * np.int64(len(numbers)) + labels[host.name])[is_outermost]
+    pairs, at = np.unique(pairs, return_inverse=True)
+    by_time = sorted(zip(np.bincount(at, host.durations[is_outermost]).tolist(), pairs.tolist(), strict=True))
+    longest = {pair // len(numbers): [*numbers][pair % len(numbers)] for _, pair in by_time}
+    threads = tuple(("", f"thread {thread}") for _, thread in host.threads)
+    found = _sums(recording, steps, tree, replace(host, names=threads, name=host.thread), is_outermost)
+    return tuple(replace(found[thread], longest_at=longest[thread]) for thread in sorted(longest))
 
 
 def _sums(
     recording: Recording, steps: Steps, tree: CallTree, events: Events, is_counted: npt.NDArray[np.bool_]
 ) -> list[Region]:
     """Returns the sums over the counted events of each name."""
-
-    def summed(values: npt.NDArray[Any]) -> list[float]:
-        found: list[float] = np.bincount(
-            events.name[is_counted], values[is_counted] * 1.0, len(events.names)
-        ).tolist()
-        return found
-
-    columns = [summed(np.ones(len(events))), summed(events.durations * 1e-9)]
+    name, size = events.name[is_counted], len(events.names)
+    columns: list[Any] = [np.bincount(name, of, size) for of in (None, events.durations[is_counted] * 1e-9)]
     if activity := steps.device:
         durations = recording.device.durations * activity.is_counted
         idle, gaps = np.zeros(len(durations), np.int64), activity.gaps
         ended = (gaps.event >= 0) & (index_at((steps.starts, steps.ends), gaps.begins) >= 0)
         idle[gaps.event[ended]] = (gaps.ends - gaps.begins)[ended]
-        columns.append(summed(tree.device_ns(activity.is_counted.astype(np.int64))))
+        columns.append(np.bincount(name, tree.device_ns(activity.is_counted * np.int64(1))[is_counted], size))
         times = (durations * ~recording.is_collective, durations * recording.is_collective, idle)
-        columns += [summed(tree.device_ns(values) * 1e-9) for values in times]
+        columns += [np.bincount(name, tree.device_ns(values)[is_counted] * 1e-9, size) for values in times]
+    rows = zip(events.names, *(column.tolist() for column in columns), strict=True)
     return [
-        Region(name, int(num_calls), total_s, *(int(of[0]), *of[1:]) if of else ())
-        for (_, name), num_calls, total_s, *of in zip(events.names, *columns, strict=True)
+        Region(one, int(num_calls), total_s, *(int(of[0]), *of[1:]) if of else ())
+        for (_, one), num_calls, total_s, *of in rows
     ]
 
 

@@ -26,19 +26,12 @@ from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS
 from ddp_hpc.trace.named_results import Memory
 from ddp_hpc.trace.sums_over_ranks import LEAST_S, sums, with_others
-from ddp_hpc.trace.table_columns import (
-    count,
-    kernel_name,
-    known,
-    long,
-    ms,
-    short,
-    sum_columns,
-)
+from ddp_hpc.trace.table_columns import count, kernel_name, known, long, ms, short, sum_columns
 
 _MOST_GAP_ROWS = 5
 _MOST_STEPS = 50
 _LEAST_SHARE = 0.01
+_OF_KERNELS = (Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms))
 _OF_WAITS = ("num_calls", "total_s", "largest_s", "smallest_s", "idle_s", "comm_s")
 
 
@@ -304,10 +297,9 @@ def steps(capture: Capture) -> Table:
     busy = [Column("busy_s", "busy", ms)] * capture.on_device
     parts += [*ranks * (len(capture.ranks) > 1), *columns, *busy, *_parts(rows)]
     if rows:
-        mean, busy_s = capture.mean, capture.mean.wall_s - capture.mean.device_idle_s
-        rows.append(
-            dict.fromkeys(rows[0]) | vars(mean) | {"name": "mean", "step": mean.wall_s, "busy_s": busy_s}
-        )
+        step_s, idle_s = capture.mean.wall_s, capture.mean.device_idle_s
+        own_mean: Row = dict.fromkeys(rows[0]) | vars(capture.mean) | {"name": "mean"}
+        rows.append(own_mean | {"step": step_s, "busy_s": step_s - idle_s})
     return Table(parts, rows)
 
 
@@ -318,8 +310,10 @@ def regions(capture: Capture) -> Table:
     rows = with_others(capture, sums(capture, "regions", ("name", "depth"), order), "name")
     columns = [first, calls, replace(host, title="host ms")]
     if capture.on_device:
-        columns += [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
-        columns += [Column("comm_s", "collectives ms", ms)] * any(row["comm_s"] for row in rows)
+        columns += [
+            *_OF_KERNELS,
+            *[Column("comm_s", "collectives ms", ms)] * any(row["comm_s"] for row in rows),
+        ]
         columns.append(Column("idle_s", "idle before its kernels ms", ms))
     if any(row["num"] for row in rows):
         columns += [Column("num", "modules", known(str)), Column("longest_at", "longest module", known(str))]
@@ -329,37 +323,26 @@ def regions(capture: Capture) -> Table:
 
 def functions(capture: Capture) -> Table:
     """Returns the Python functions that take, or whose kernels take, at least 1 % of a step."""
-    first, calls, host, *others = sum_columns(
-        capture, Column("name", "Python functions (calls of at least 20 us)", long), "host ms"
-    )
-    rows = [
-        row | {"most_s": max(row["total_s"], row["device_s"])}
-        for row in sums(capture, "functions", ("name",), "total_s")
-    ]
-    rows = [row for row in rows if row["most_s"] >= _LEAST_SHARE * capture.mean.wall_s]
-    device = [Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)]
-    columns = [first, calls, replace(host, title="host ms"), *others, *device * capture.on_device]
-    return Table(columns, sorted(rows, key=lambda row: -row["most_s"]))
+    first = Column("name", "Python functions (calls of at least 20 us)", long)
+    return _of_at_least(capture, "functions", first)
 
 
 def host_threads(capture: Capture) -> Table:
-    """Returns the threads of the first rank's host, if several run operators, or launch kernels that take, at
-    least 1 % of a step.
-    """
-    trace, num = capture.ranks[0], len(capture.ranks[0].steps)
-    rows = [
-        vars(thread)
-        | {field: getattr(thread, field) / num for field in ("total_s", "num_kernels", "device_s")}
-        for thread in sorted(trace.threads, key=lambda one: (-one.device_s, -one.total_s))
-        if max(thread.total_s, thread.device_s) / num >= _LEAST_SHARE * capture.mean.wall_s
-    ]
-    of_rank = f" of rank {trace.rank}" * (len(capture.ranks) > 1)
-    columns = [
-        Column("name", f"threads of the host{of_rank}{capture.per_step}"),
-        *(Column("runs", "mostly runs", known(short)), Column("total_s", "host ms", ms)),
-        *[Column("num_kernels", "kernels", count), Column("device_s", "kernels ms", ms)] * capture.on_device,
-    ]
-    return Table(columns, rows if len(rows) > 1 else [])
+    """Returns the threads of the first rank's host for which the same is true, if there are several."""
+    of_rank = f" of rank {capture.ranks[0].rank}" * (len(capture.ranks) > 1)
+    first = Column("name", f"threads of the host{of_rank}")
+    found = _of_at_least(replace(capture, ranks=capture.ranks[:1]), "threads", first)
+    columns = [found.columns[0], Column("longest_at", "mostly runs", short), *found.columns[1:]]
+    return Table(columns, found.rows if len(found.rows) > 1 else [])
+
+
+def _of_at_least(capture: Capture, field: str, column: Column) -> Table:
+    first, calls, host, *others = sum_columns(capture, column, "host ms")
+    rows = sums(capture, field, ("name",), "total_s")
+    longest = {row["name"]: max(row["total_s"], row["device_s"]) for row in rows}
+    rows = [row for row in rows if longest[row["name"]] >= _LEAST_SHARE * capture.mean.wall_s]
+    columns = [first, calls, replace(host, title="host ms"), *_OF_KERNELS * capture.on_device, *others]
+    return Table(columns, sorted(rows, key=lambda row: -longest[row["name"]]))
 
 
 def operators(capture: Capture) -> Table:

@@ -162,7 +162,7 @@ def test_the_thread_that_runs_the_backward_pass_is_named_if_there_are_several(tm
     capture = read_capture(write(tmp_path / "rank0.json", events))
     table = tables.host_threads(capture)
     assert [[table.write(column, row) for column in table.columns] for row in table.rows] == [
-        ["thread 1", "1F1B", "1.00", "2", "0.08"],
-        ["thread 2", "nodes of autograd (backward)", "0.05", "2", "0.06"],
+        ["thread 1", "1F1B", "1", "1.00", "2", "0.08"],
+        ["thread 2", "nodes of autograd (backward)", "1", "0.05", "1", "0.06"],
     ]
     assert [thread.name for thread in capture.ranks[0].threads] == ["thread 1", "thread 2", "thread 3"]
