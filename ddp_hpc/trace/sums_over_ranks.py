@@ -18,7 +18,8 @@ LEAST_S = 5e-6
 """The least time that is not shown as 0.00 ms."""
 _LEAST_SHARE = 0.001
 _SUMMED = (
-    "num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes", "running_s", "num_all",
+    "num_calls", "num_all", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes",
+    "running_s",
 )  # fmt: skip
 
 

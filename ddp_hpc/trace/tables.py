@@ -200,9 +200,7 @@ def gaps(capture: Capture) -> Table:
 
 
 def critical_path(capture: Capture) -> Table:
-    """Returns the parts of the critical path of a step, the longest first. With one rank and one stream,
-    these would be the kernels and the idle times of other tables.
-    """
+    """Returns the parts of the critical path of a step; for one stream, other tables contain them."""
     path = capture.path
     streams = {kernel.stream for trace in capture.ranks for kernel in trace.kernels}
     if path is None or (len(capture.ranks) == 1 and len(streams) < 2):

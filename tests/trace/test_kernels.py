@@ -250,7 +250,7 @@ def test_rows_below_a_thousandth_of_a_step_are_joined_and_short_kernels_are_in_m
     assert rows == [
         ["k1", "elementwise", "1", "0.06", "59.0", "59.0", "59.0"],
         ["2 others", "-", "2", "0.02", "-", "-", "-"],
-    ]  # fmt: skip
+    ]
     assert [column.title for column in table.columns[4:7]] == ["shortest us", "median us", "longest us"]
     assert not kernel_tables.streams(capture).rows, "there is one"
 
