@@ -98,7 +98,7 @@ def _hideable(mean: Times, exposed_s: float) -> str:
     if free_s >= exposed_s:
         return "a bound: what fits behind computation can be hidden"
     return (
-        f"a bound: at most {free_s / (mean.wall_s or 1.0):.0%} fits behind computation, and the rest takes "
+        f"a bound: at most {free_s / (mean.wall_s or 1.0):.0%} fits behind computation, and the rest needs "
         "less or faster communication"
     )
 

@@ -169,7 +169,7 @@ def test_communication_is_hidden_at_most_behind_the_computation_that_hides_none_
     events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "hgemm", 0, 10)]
     events += launch(2, 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 90)
     (_, text, *_) = read_capture(write(tmp_path / "rank0.json", events).parent).findings
-    said = "(a bound: at most 10% fits behind computation, and the rest takes less or faster communication)"
+    said = "(a bound: at most 10% fits behind computation, and the rest needs less or faster communication)"
     assert f"90% without exposed communication {said}" in text
 
 
