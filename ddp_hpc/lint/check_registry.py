@@ -239,6 +239,12 @@ def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> 
     }
 
 
+def table(text: str) -> list[list[str]]:
+    """Returns the rows of a text, with @ between their columns; an indented line continues its row."""
+    rows = (re.sub(r"\n +", "", row) for row in re.split(r"\n(?! )", text.strip()))
+    return [re.split(r"\s*@ ", row) for row in rows]
+
+
 def is_one_edit(word: str, other: str) -> bool:
     """Returns whether one letter was left out, added, replaced, or exchanged with the next one."""
     if abs(len(word) - len(other)) > 1 or word == other:

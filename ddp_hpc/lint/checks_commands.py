@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
@@ -52,6 +52,7 @@ _GPU_PROGRAM = re.compile(
 _NO_OPTION = re.compile(
     r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|[= ]alvis\b)"
 )
+_OF_AMD = re.compile(r"ROCR_VISIBLE|MIOPEN_|\b(?:module|ml)\s.*\brocm|\brocm-smi")
 _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
 )
@@ -191,6 +192,10 @@ def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
 def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
     script, device = subject.script, subject.site.node.device if subject.site else ""
     body = "\n".join(line for line in script.lines if not line.startswith("#"))
+    for command in script.commands if _NO_OPTION.search(device) or _OF_AMD.search(body) else ():
+        if "--nv" in command.words and _CONTAINER.search(command.text) and "--rocm" not in body:
+            yield Problem(command.line, "--nv is for GPUs of NVIDIA, and these are of AMD", "write --rocm")
+            return
     if not requests_gpus(subject) or _USES_GPUS.search(body) or _NO_OPTION.search(f"{device}\n{script.text}"):
         return
     for command in script.commands:
@@ -365,10 +370,11 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
         if (
-            command.name == "tee"
+            command.name in ("tee", "gzip", "pigz", "zstd", "xz")
             and before.ends in ("|", "|&")
             and before.name not in _WRITES_TEXT
             and "$?" in after
         ):
-            what = "the status is that of tee, which succeeds even if the command before it fails"
-            yield Problem(command.line, what, "add set -o pipefail before the commands")
+            what = f"the status is that of {command.name}, which succeeds even if the command before it fails"
+            severity: Severity | None = None if command.name == "tee" else "note"
+            yield Problem(command.line, what, "add set -o pipefail before the commands", severity)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, table
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 
@@ -32,39 +32,33 @@ _KNOWN = frozenset(
 )
 # Shorter names differ from others by one letter too often.
 _MIN_LENGTH = 9
-_SWITCH = r"NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING"
 # Variables, values that their readers do not understand, what happens then, and what to write instead.
-_VALUES = (
-    (r"PYTORCH_(?:CUDA_)?ALLOC_CONF", r"[a-z_]+=.*", "PyTorch rejects = in it", "write NAME:VALUE"),
-    (_SWITCH, r"(?i:true|yes|on)", "it is read as a number, which this is not", "write 1"),
-    (r"GLOO_SOCKET_IFNAME", r"[\^=].*", "Gloo takes a name, without ^ or =", "write the name"),
-    (
-        r"(?:NCCL|GLOO|TP)_SOCKET_IFNAME",
-        r"\d+\.\d+\.\d+\.\d+|\"?(?:\$\(|`)\s*hostname\b.*",
-        "it takes the name of an interface, not an address",
-        "write a name that `ip addr` prints, such as ib0",
-    ),
-    (
-        r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES",
-        r"\d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*",
-        "it is a list of numbers separated by commas only",
-        "write the numbers without blanks or brackets, such as 0,1",
-    ),
-    (
-        r"MASTER_PORT",
-        r"\d+[+-]\$\{?\w+\}?(?:%\d+)?|\$\{?\w+\}?[+*]\d+",
-        "bash does not compute it",
-        "write $(( ))",
-    ),
-    (r"MASTER_ADDR", r"\$\(hostname\s+(?:-I|--all\S*)\)", "it may be several addresses", "use hostname -s"),
-    (r"MASTER_ADDR", r"\$\(scontrol show (?!host).*", "this prints no names", "use scontrol show hostnames"),
-    (r"MASTER_PORT", r"\d{2,3}|10[01]\d|102[0-3]", "only root can open this port", "use one above 1023"),
-    (r"MASTER_ADDR", r"[^:]*:\d+", "it is a host, without a port", "set MASTER_PORT to the port"),
-    (r"MASTER_ADDR", r"\$\(scontrol.*\|\s*tail -(?:n ?)?1\)", "rank 0 has the first node", "use head -n 1"),
-    (r"MASTER_ADDR", r"\$\{?PBS_NODEFILE\}?", "it is the name of a file", "write $(head -n 1 $PBS_NODEFILE)"),
-    (r"NCCL_DEBUG", r"(?i:on|true|yes|debug|1)", "NCCL has no such level", "write INFO"),
-    (r"(?!JULIA)[A-Z]+_NUM_THREADS", r"auto|max|all|\d+,|-\d+", "it takes a number", "write one"),
-)
+_VALUES = table(r"""
+PYTORCH_(?:CUDA_)?ALLOC_CONF @ [a-z_]+=.* @ PyTorch rejects = in it @ write NAME:VALUE
+NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING @ (?i:true|yes|on)
+    @ it is read as a number, which this is not @ write 1
+GLOO_SOCKET_IFNAME @ [\^=].* @ Gloo takes a name, without ^ or = @ write the name
+(?:NCCL|GLOO|TP)_SOCKET_IFNAME @ \d+\.\d+\.\d+\.\d+|"?(?:\$\(|`)\s*hostname\b.*
+    @ it takes the name of an interface, not an address @ write a name that `ip addr` prints, such as ib0
+(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES @ \d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*
+    @ it is a list of numbers separated by commas only @ write the numbers without blanks, such as 0,1
+MASTER_PORT @ \d+[+-]\$\{?\w+\}?(?:%\d+)?|\$\{?\w+\}?[+*]\d+ @ bash does not compute it @ write $(( ))
+MASTER_ADDR @ \$\(hostname\s+(?:-I|--all\S*)\) @ it may be several addresses @ use hostname -s
+MASTER_ADDR @ \$\(scontrol show (?!host).* @ this prints no names @ use scontrol show hostnames
+MASTER_PORT @ \d{2,3}|10[01]\d|102[0-3] @ only root can open this port @ use one above 1023
+MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ set MASTER_PORT to the port
+MASTER_ADDR @ \$\(scontrol.*\|\s*tail -(?:n ?)?1\) @ rank 0 has the first node @ use head -n 1
+MASTER_ADDR @ \$\{?PBS_NODEFILE\}? @ it is the name of a file @ write $(head -n 1 $PBS_NODEFILE)
+NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none)$)\w+ @ NCCL has no such level @ write INFO
+TORCH_DISTRIBUTED_DEBUG @ (?i)(?!(?:off|info|detail)$)\w+ @ PyTorch rejects it @ write DETAIL @ note
+CUDA_DEVICE_ORDER @ (?!(?:PCI_BUS_ID|FASTEST_FIRST)$)\w+ @ CUDA has no such order @ write PCI_BUS_ID @ note
+WANDB_MODE @ (?!(?:online|offline|disabled|dryrun|run|shared)$)\w+ @ wandb rejects it @ write offline @ note
+NCCL_(?:IB|P2P)_DISABLE|CUDA_LAUNCH_BLOCKING @ 1
+    @ this helps to find errors, and slows the job down @ omit it, if the job works without it @ note
+MASTER_PORT @ \$\(\(\s*\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?\s*\)\)
+    @ a job ID can be larger than a port @ add a remainder of it, such as SLURM_JOB_ID % 20000 @ note
+(?!JULIA)[A-Z]+_NUM_THREADS @ auto|max|all|\d+,|-\d+ @ it takes a number @ write one
+""")
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
 _OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
@@ -89,12 +83,11 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
         is_new = not (name in _KNOWN or name in reported or _COPY_OF_PATH.fullmatch(value))
         if is_new and (near := _meant(script, name)):
             reported.add(name)
-            severity: Severity | None = "note" if name.startswith(_OF_OTHERS) else None
-            what = f"nothing reads the variable {plain(name)}"
-            yield Problem(line, what, f"did you mean {near}?", severity)
-        for names, values, what, remedy in _VALUES:
+            what, is_of_other = f"nothing reads the variable {plain(name)}", name.startswith(_OF_OTHERS)
+            yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other else None)
+        for names, values, what, remedy, *severity in _VALUES:
             if re.fullmatch(names, name) and re.fullmatch(values, value):
-                yield Problem(line, f"{name}={plain(value)}: {what}", remedy)
+                yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)
         if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
             what = f"{plain(value)} has the numbers of the node, but most jobs see their GPUs from 0"
             yield Problem(line, what, "remove the assignment, as Slurm sets the variable", "note")
@@ -142,8 +135,10 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
 @check("JOB030", "error", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
-        is_whole = name == "PATH" and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
-        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
-            what = f"PATH={plain(value)} replaces the directories of commands such as python and srun"
-            yield Problem(line, what, "write PATH=NEW:$PATH")
+        is_known = name == "PATH" or (name == "LD_LIBRARY_PATH" and "module load" in subject.script.text)
+        is_whole = is_known and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
+        if is_whole and not re.search(rf"\$\{{?{name}\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
+            of = "commands such as python and srun" if name == "PATH" else "libraries of modules"
+            what = f"{name}={plain(value)} replaces the directories of {of}"
+            yield Problem(line, what, f"write {name}=NEW:${name}", None if name == "PATH" else "note")
             return

@@ -161,16 +161,10 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
         match = _NEARLY.match(line)
         # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
         # script, such as `# sbatch -N 2 job.sh`.
-        if (
-            not match
-            or match[1]
-            or (match[2] and not match[4])
-            or match[3].upper() in _NOT_MISSPELLED
-            or _SUBMIT.match(line)
-        ):
+        if not match or match[1] or (match[2] and not match[4]) or _SUBMIT.match(line):
             continue
         word = match[3].rstrip(":")
-        if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
+        if match[3].upper() in _NOT_MISSPELLED or any(one.match(line) for one in DIRECTIVE_PATTERNS):
             continue
         for near in get_close_matches(word.upper(), known, n=1, cutoff=0.6):
             is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
@@ -360,6 +354,9 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         unit = subject.scheduler.reader.bare_memory_unit
         # Some users request few megabytes on purpose, but not for a job with a GPU or an interpreter.
         limit = 512 if requests_gpus(subject) else 256
+        if re.fullmatch(r"(?i)\d{1,2}mb?|\d{1,5}kb?", value):
+            what = f"{plain(name)}={plain(value)} is less than 100 megabytes"
+            yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8gb", "note")
         if number and (number < limit or unit == "bytes"):
             programs = (command.launched or command.argv for command in subject.script.commands)
             is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
-from ddp_hpc.lint.launch_commands import hides_launcher_options, single_quoted, starts
+from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -15,6 +15,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 _SHARES = re.compile(
     r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
 )
+_SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--het-group|--multi-prog)\b")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # A registry, whose name has a dot, before an image that is no file.
@@ -36,6 +37,12 @@ _READ_LOOP = re.compile(
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
+_OPENS, _CLOSES = re.compile("if|case|for|while|until|select|[({]"), re.compile("fi|esac|done|[)}]")
+_KEYWORDS = re.compile(f"then|else|elif|do|!|{_OPENS.pattern}|{_CLOSES.pattern}")
+_TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+# Programs of which one for each node is enough, or one for all of its GPUs.
+_ONCE = re.compile(r"srun\s+(?:-\S+\s+(?:\d+\s+)?)*(tar|unzip|cp|rsync|pip3?|git|vllm serve)\s")
 
 
 @check("SLURM025", "note", "job steps that wait for each other")
@@ -43,6 +50,11 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if re.search(r"\bSLURM_(?:OVERLAP|EXACT)\b", script.text):
         return
+    steps = [c for c in script.launches("srun") if c.ends == "&" and not _SIZED.search(c.text)]
+    copies = whole_number(subject.value_of("$SLURM_NTASKS")) or 1
+    if len(steps) > 1 < copies and all("python" in c.text and not hides_launcher_options(c) for c in steps):
+        what = f"each srun starts its program {copies} times, once for each task of the job"
+        yield Problem(steps[0].line, what, "write srun --exact -n 1")
     in_background = [
         command
         for command in subject.script.launches("srun")
@@ -51,7 +63,7 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     if subject.num_nodes != 1:
         # Steps with fewer nodes than the job can run on different nodes.
         in_background = [c for c in in_background if c.option("-N", "--nodes") is None]
-    is_repeated = any(_is_in_loop(subject, command) for command in in_background)
+    is_repeated = any(is_in_loop(subject, command) for command in in_background)
     use_one_node = all(command.option("-n", "--ntasks") == "1" for command in in_background)
     if len(in_background) > ((use_one_node and subject.num_nodes) or 1) or is_repeated:
         what = "each job step takes all CPUs of its nodes, so the next srun waits until it has ended"
@@ -59,7 +71,7 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         yield Problem(in_background[0].line, what, remedy)
 
 
-def _is_in_loop(subject: Subject, command: Command) -> bool:
+def is_in_loop(subject: Subject, command: Command) -> bool:
     """Returns whether a loop starts a command several times without waiting for it."""
     before = [c.words[0] for c in subject.script.commands if c.line < command.line]
     after = (c.words[0] for c in subject.script.commands if c.line > command.line)
@@ -90,13 +102,32 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             what = f"{step[1]} reads the rest of the input of the loop, so the loop ends after one line"
             yield Problem(line, what, "write < /dev/null after the command")
     may_end = re.search(r"(?m)^[ \t]*exit\b|&&|\|\|", script.text)
+    depth = 0
     for command in script.commands:
-        is_alone = not script.lines[command.line - 1][:1].isspace() and command.ends == "\n"
-        if _AGAIN.match(command.text) and is_alone and not may_end:
+        for word in takewhile(_KEYWORDS.fullmatch, command.words):
+            depth += bool(_OPENS.fullmatch(word)) - bool(_CLOSES.fullmatch(word))
+        if _AGAIN.match(command.text) and depth == 0 and command.ends == "\n" and not may_end:
             yield Problem(command.line, "the job begins again each time, without an end", "add a condition")
+        yield from _in_order(subject, command)
         if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
             what = f"{name[1]} is a list such as 4(x2), and not a number"
             yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE or SLURM_GPUS_ON_NODE")
+
+
+def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:
+    """Yields a timeout that the job does not reach, a loop over GPUs that waits, and needless copies."""
+    once, per_node = _ONCE.match(command.text), ranks_per_node(subject, command) or 1
+    if once and per_node > 1:
+        what = f"{per_node} tasks of each node start {once[1]}, and all of them do the same"
+        yield Problem(command.line, what, "add -N and --ntasks-per-node=1")
+    limit, walltime_s = _TIMEOUT.match(command.text), subject.walltime_s
+    if limit and walltime_s and int(limit[1]) * _SECONDS[limit[2]] >= walltime_s:
+        what = f"the job ends before the timeout of {limit[1]}{limit[2]}, or with it"
+        yield Problem(command.line, what, "use less than the walltime")
+    device = re.match(r"CUDA_VISIBLE_DEVICES=[\"']?\$\{?(\w+)\}?[\"']?\s", command.text)
+    if device and command.ends == "\n" and re.search(rf"\bfor\s+{device[1]}\s", subject.script.text):
+        what = "the loop starts its programs one after the other, so only one GPU works at a time"
+        yield Problem(command.line, what, "write & at the end of this command, and wait after the loop")
 
 
 @check("SLURM026", "warning", "one log for all tasks of an array")
@@ -168,10 +199,6 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         if of_job and threads > of_job:
             what = f"the job step needs {threads} threads per core, and the job has {of_job}"
             yield Problem(command.line, what, f"request --threads-per-core={threads}", "error")
-        wanted = re.search(r"(?:\btrainer\.num_nodes|\s--num[-_]nodes)[= ](\d+)\b(?!:)", command.text)
-        if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
-            what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
-            yield Problem(command.line, what, f"request --nodes={wanted[1]}")
 
 
 @check("SLURM029", "error", "an image file that is read as the name of an image")

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.checks_job_steps import is_in_loop
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     STARTS_ALL_RANKS,
@@ -32,6 +33,9 @@ _MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
 # Other resources of --gres may follow, such as gpu:4,nvme:100.
 _GPUS_OF_STEP = re.compile(r"(?:(?:.*,)?gpu:)?(?:[^:,]*:)?(\d+)(?:,|$)")
 _GPU_OPTIONS = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
+_OF_NODES = re.compile(
+    r"(?:torchrun|distributed\.\w+|accelerate)\s[^#]*--n(?:nodes|um[-_]machines)[= ]([$\w{}]+)"
+)
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
@@ -84,6 +88,7 @@ def _starts_ranks_of_node(start: Start) -> bool:
 
 @check("RANK002", "error", "torchrun does not connect the nodes")
 def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
+    yield from _one_after_the_other(subject)
     if any(command.words[0] in ("for", "while") for command in subject.script.commands):
         return
     for start in torchruns(subject):
@@ -99,14 +104,27 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
                     f"{start.command.name} starts torchrun on {nodes} nodes, but each node trains on its own",
                     f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
                 )
-        elif (
-            not start.is_launched and whole_number(given) not in (None, 1) and not _is_remote(subject, start)
-        ):
-            yield Problem(
-                start.command.line,
-                f"torchrun --nnodes waits for {given} nodes, but the script starts it on the first node only",
-                "put srun --ntasks-per-node=1, or mpiexec --ppn 1, in front of it",
+        elif not (start.is_launched or whole_number(given) in (None, 1) or _is_remote(subject, start)):
+            what = (
+                f"torchrun --nnodes waits for {given} nodes, but the script starts it on the first node only"
             )
+            remedy = "put srun --ntasks-per-node=1, or mpiexec --ppn 1, in front of it"
+            yield Problem(start.command.line, what, remedy)
+
+
+def _one_after_the_other(subject: Subject) -> Iterator[Problem]:
+    """Yields a launcher that waits for other nodes, whose launchers the script starts only after it."""
+    found = []
+    for start in starts(subject):
+        command, several = start.command, _OF_NODES.search(start.command.text)
+        is_part = command.name == "ssh" or (command.name == "srun" and start.num_nodes == 1)
+        if several and is_part and whole_number(subject.value_of(several[1])) not in (None, 0, 1):
+            found.append(command)
+    in_loop = [c for c in found if is_in_loop(subject, c)]
+    if len(in_loop or found) > 1 - bool(in_loop) and not any(c.ends == "&" for c in found):
+        what = "this launcher waits for the other nodes, and theirs starts only after it has ended"
+        remedy = "write & at its end, and wait after the last one, or start them with one srun"
+        yield Problem((in_loop or found)[0].line, what, remedy, "note")
 
 
 def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:

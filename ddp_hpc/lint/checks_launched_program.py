@@ -25,6 +25,10 @@ _DETECTS_RANKS = re.compile(
 )
 
 
+_HAS_ADDRESS = re.compile(
+    r"MASTER_ADDR|init_method=(?!['\"]env)|(?:tcp|file):|store=|idr_torch|submitit|\butils\b"
+)
+_READS_FILE = re.compile(r"(?:^|[\s'\";&])(?:source|\.)\s|container|apptainer|singularity|torchrun")
 # Parts of commands that give each rank its own work.
 _OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
 # Options and variables with which each rank sees only its own GPU.
@@ -35,6 +39,8 @@ _LONG_S = 3600
 
 @check("RANK016", "note", "ranks without the variables of torchrun")
 def _without_variables(subject: Subject) -> Iterator[Problem]:
+    if "MASTER_ADDR" not in subject.script.text and not re.search(_READS_FILE, subject.script.text):
+        yield from _without_address(subject)
     if re.search(r"\bRANK=", "\n".join(subject.script.lines)):
         return
     for start in starts(subject):
@@ -52,13 +58,29 @@ def _without_variables(subject: Subject) -> Iterator[Problem]:
             )
 
 
+def _without_address(subject: Subject) -> Iterator[Problem]:
+    """Yields programs that find their ranks in variables of srun, but not the address of the first."""
+    for start in starts(subject):
+        name, text = _program(start)
+        needs = re.search(r"\binit_process_group\(", text) and not _HAS_ADDRESS.search(text)
+        is_srun = start.command.name == "srun" and start.program == "python" and (start.num_ranks or 1) > 1
+        if needs and is_srun and (_DETECTS_RANKS.search(text) or "RANK=" in subject.script.text):
+            what = f"{plain(name)} connects its ranks, and nothing sets MASTER_ADDR and MASTER_PORT"
+            yield Problem(start.command.line, what, "export both before srun")
+
+
 def _needs_variables(start: Start) -> str:
     """Returns the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
+    name, text = _program(start)
+    return name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
+
+
+def _program(start: Start) -> tuple[str, str]:
+    """Returns the name and the text of the program's file; both are empty if it is unknown."""
     program, directory = program_of(start.words), start.subject.directory
     if program is None or program.kind != "file" or directory is None or "$" in program.name:
-        return ""
-    text = (text_of(directory / program.name) or b"").decode("utf-8", "replace")
-    return program.name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
+        return "", ""
+    return program.name, (text_of(directory / program.name) or b"").decode("utf-8", "replace")
 
 
 @check("RANK030", "note", "ranks of Lightning that srun does not start")
@@ -66,20 +88,16 @@ def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         if start.command.name != "srun" or start.program != "python" or start.launcher_hides_options:
             continue
-        program, text = program_of(start.words), ""
-        if program is not None and program.kind == "file" and subject.directory:
-            text = (text_of(subject.directory / program.name) or b"").decode("utf-8", "replace")
+        text = _program(start)[1]
         trainer = re.search(r"\bTrainer\(((?:[^()]|\([^()]*\)){,800})\)", text)
         given = (trainer[1] if trainer and "lightning" in text else "") + " " + start.command.text
-        option = {
-            "num_nodes": (start.num_nodes, "--nodes"),
-            "devices": (start.ranks_per_node, "--ntasks-per-node"),
-        }
-        for name, (has, flag) in option.items():
-            wanted = re.search(rf"(?:^\s*|,\s*|\btrainer\.){name}\s*[= ]\s*(\d+)\b(?!\s+if\b)", given)
-            if wanted and has and int(wanted[1]) != has:
-                what = f"Lightning expects {flag}={wanted[1]}, because of {name}, and srun uses {has}"
-                yield Problem(start.command.line, what, f"request {flag}={wanted[1]}, or set {name}={has}")
+        nodes, tasks = (start.num_nodes, "--nodes"), (start.ranks_per_node, "--ntasks-per-node")
+        for name, (has, flag) in {"num[-_]nodes": nodes, "devices": tasks}.items():
+            form = rf"(?:^\s*|,\s*|\btrainer\.|\s--(?=num)){name}\s*[= ]\s*(\d+)\b(?!:|\s+if\b)"
+            if (wanted := re.search(form, given)) and has and int(wanted[1]) != has:
+                what = f"the program expects {flag}={wanted[1]}, and srun uses {has}"
+                remedy = f"request {flag}={wanted[1]}, or let the program use {has}"
+                yield Problem(start.command.line, what, remedy)
 
 
 @check("JOB020", "warning", "a program that is not resumed after the walltime")
@@ -88,11 +106,8 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
         return
     resumption = resumption_of_script(subject.script, subject.directory)
     if resumption is not None and (warning := resumption.warning(subject.walltime_s)):
-        yield Problem(
-            subject.script.supervised.line if subject.script.supervised else 1,
-            warning,
-            resumption.how_to_resume,
-        )
+        line = subject.script.supervised.line if subject.script.supervised else 1
+        yield Problem(line, warning, resumption.how_to_resume)
 
 
 @check("RANK024", "warning", "each rank trains on all of the data")

@@ -52,6 +52,7 @@ _VALUES = {
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
     "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
     "-r": (r"[yn]", "use -r y or -r n"),
+    "-W": (r"(?!depend=).*|depend=(?:,?[a-z]+:[^,]*[^,.:])+", "use depend=TYPE:ID, such as afterok:123"),
 }
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
@@ -325,12 +326,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         array = re.fullmatch(r"(\d+)-(\d+)(?::\d+)?(?:%\d+)?", d.value)
         is_value = not has_placeholder(d.text) and not re.search(r"[${]|%\(|[A-Z]{4}", d.value)
-        if (
-            d.flag == "-N"
-            and is_value
-            and _is_for_openpbs(subject)
-            and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII)
-        ):
+        is_name = d.flag == "-N" and is_value and _is_for_openpbs(subject)
+        if is_name and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
             what = f"qsub rejects the name {shown(d.value)}"
             yield Problem(d.line, what, "use letters, digits and - _ + .")
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):

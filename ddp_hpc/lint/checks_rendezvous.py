@@ -11,6 +11,7 @@ from ddp_hpc.lint.launch_commands import (
     Start,
     expanded_in_shell,
     has_whole_nodes,
+    reaches_other_nodes,
     requests_gpus,
     single_quoted,
     starts,
@@ -104,12 +105,9 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
             found.append((start.command.line, f"{start.program} -H localhost", None))
     for line, what, severity in found:
-        yield Problem(
-            line,
-            f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself",
-            "use the first node, or the network between the nodes; ddp-hpc sets both itself",
-            severity,
-        )
+        what = f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself"
+        remedy = "use the first node, or the network between the nodes; ddp-hpc sets both itself"
+        yield Problem(line, what, remedy, severity)
 
 
 @check("RANK010", "error", "a per-task variable that the batch shell expands")
@@ -238,11 +236,11 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, f"add --num_machines {start.num_nodes}", "note")
         if not options or not num_machines or num_machines < 2 or start.hides_options:
             continue
-        if (
-            start.is_launched
-            and "--machine-rank" not in options
-            and options.get("--rdzv-backend", "static") == "static"
-        ):
+        if not start.is_launched and (subject.num_nodes or 1) > 1 and not reaches_other_nodes(subject):
+            what = f"accelerate waits for {num_machines} machines, but only the first node starts it"
+            yield Problem(start.command.line, what, "put srun --ntasks-per-node=1 in front of it", "note")
+        is_static = options.get("--rdzv-backend", "static") == "static"
+        if start.is_launched and "--machine-rank" not in options and is_static:
             yield Problem(
                 start.command.line,
                 f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",

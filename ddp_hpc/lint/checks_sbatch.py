@@ -34,22 +34,16 @@ OF_PLUGINS = re.compile(
 # Supercomputer Center (gpu_cmode) and the Hebrew University (killable). Elsewhere, sbatch rejects them.
 _OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable")
 _INSTEAD = {
-    "--name": "--job-name",
-    "--email": "--mail-user",
     "--mail": "--mail-user or --mail-type",
-    "--email-user": "--mail-user",
-    "--memory": "--mem",
-    "--mem-per-task": "--mem-per-cpu",
-    "--include": "--nodelist",
-    "--cpus": "--cpus-per-task",
-    "--walltime": "--time",
-    "--queue": "--partition",
-    "--workdir": "--chdir",
-    "--share": "--oversubscribe",
-    "--mem_bind": "--mem-bind",
     "--immediate": "no option, as sbatch cannot wait for resources",
     "--jobid": "srun --jobid",
 }
+_INSTEAD |= re.findall(
+    r"(\S+) (\S+)",
+    "--name --job-name  --email --mail-user  --email-user --mail-user  --memory --mem  --walltime --time  "
+    "--mem-per-task --mem-per-cpu  --include --nodelist  --cpus --cpus-per-task  --share --oversubscribe  "
+    "--queue --partition  --workdir --chdir  --mem_bind --mem-bind",
+)
 # An option that sbatch takes as the value of the option before it.
 _TAKEN = re.compile("--?[A-Za-z]")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
@@ -152,17 +146,18 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             what = f"on most sites, GPUs are --gres=gpu, not {shown(d.value)}"
             yield Problem(d.line, what, "write --gres=gpu:NUMBER or --gres=gpu:TYPE:NUMBER", "note")
         long = with_two_dashes(d)
-        if d.flag in ("--output", "--error") and d.value.endswith("/"):
-            yield Problem(d.line, f"the log {shown(d.value)} is a directory, so the job fails", "add %j.out")
+        if d.flag in ("--output", "--error") and re.fullmatch(r".*/|/[^/]+", d.value):
+            is_root = not d.value.endswith("/")
+            what = (
+                f"the log {shown(d.value)} is {'in the root' if is_root else 'a'} directory, so the job fails"
+            )
+            yield Problem(d.line, what, "write DIRECTORY/%j.out", "note" if is_root else None)
         if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and (d.value.startswith("=") or (long and "=" in d.value)):
             is_used = subject.script.value(d.flag) == d.value
             if is_used and (not d.written.startswith("--") or d.flag in _NAMED):
-                yield Problem(
-                    d.line,
-                    f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}",
-                    long or f"write {d.flag}{plain(d.value)}",
-                    None if d.flag in _NAMED else "warning",
-                )
+                what = f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}"
+                remedy = long or f"write {d.flag}{plain(d.value)}"
+                yield Problem(d.line, what, remedy, None if d.flag in _NAMED else "warning")
         elif expected := expected_value(d.flag, d.value, version):
             remedy = long or f"write {expected}; see sbatch(1)"
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
@@ -193,7 +188,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         is_left = before is not None and _TAKEN.match(before.value) and not before.fault
         if d is None or d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
             continue
-        if (is_left or "$" in d.text) and d.fault == "stray":
+        # A variable may stand for words, but the blanks in $(date +%F) end the option.
+        if (is_left or "$" in re.sub(r"\$\([^)]*\s", "", d.text)) and d.fault == "stray":
             continue
         lines.add(d.line)
         if "\\ " in subject.script.lines[d.line - 1]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown, table
 from ddp_hpc.lint.launch_commands import single_quoted
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import is_template
@@ -22,89 +22,66 @@ _EXEC = (
     rf"[^-\s=:,]{_IMAGE}\s*"
 )
 _PYTHON = r"[^'\"#]*\bpython[\d.]*\s+(?:-u\s+)?"
-# The beginning of a command, what is wrong with it, and what to write instead.
-_BEGINNINGS = (
-    (r"\$?(?:SBATCH|PBS)\s+-", "the # of this directive is missing", "write # at its beginning"),
-    (r"setenv\s+\w+\s", "setenv is a command of csh, and bash has none", "write export NAME=VALUE"),
-    (rf"set\s+{_NAME}\s*=", "in bash, set does not assign a value to a variable", "write NAME=VALUE"),
-    (r"(?:source|\.)\s+\S+[./]t?csh(?:\s|$)", "bash cannot read a file of csh", "use the file for bash"),
-    (rf"(?:export\s+)?\$\{{?(?P<name>{_NAME})\}}?=", "this does not set the variable", "omit the $"),
-    (rf"export\s+{_NAME}=\s+[^#\s]|{_NAME}=\s+[\d\"']", "the value is empty here", "omit the blank after ="),
-    (rf"export\s+{_NAME}\s+[\d/~\"']", "this does not set the variable", "write export NAME=VALUE"),
-    (rf"(?:unset|export)\s+{_NAME}[.,:;](?:\s|$)", "this is not the name of a variable", "omit the mark"),
-    (r"(?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$\"-]", "the blank after [ is missing", "write it"),
-    (r"export\s+\w+=[^\s\"']+,\s+\w+=", "the comma is a part of the value", "omit it"),
-    (r"(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b", "no such command", "write module"),
-    (r"screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d", "the job ends while this runs", "start it directly"),
-    (rf"{_PYTHON}[\w./-]+\.sh(?:\s|$)", "Python cannot run a file of commands of bash", "use bash"),
-    (rf"(?:{_LAUNCH})?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$)", "bash cannot run Python", "use python"),
-    (r"(?!echo|printf)[^'\"#]*\s2&?>1(?:\s|$)", "the errors go to a file with the name 1", "write 2>&1"),
-    (r"(?:cd|mkdir|source)\s[^\"']*'[^'\n]*\$\{?[A-Z]", "in single quotes, $ is only a character", 'write "'),
-    (rf"(?:export\s+)?{_NAME}=\$\{{?\w+\}}?\*(?:\d+|\$\w+)$", "bash does not compute it", "write $(( ))"),
-    (r"[^#]*--rdzv[-_]endpoint[= ]\"?\w+://", "the endpoint is HOST:PORT, without a protocol", "omit it"),
-    (r"cd\s+[^\s'\"\\$;&|-][^\s'\"\\;&|]*\s+[A-Za-z][\w.-]*$", "cd takes one directory", "quote its name"),
-    (r"(?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s", "users cannot do this in a job", "use a container"),
-    (r"\$\s+[a-z]", "the prompt of a terminal is not part of a command", "omit the $"),
-    (r"(source|python3?|module|conda|cd|torchrun)\s+\1\s", "this word is written twice", "omit one"),
-    (r"(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z]", "source opens such a file", "omit it"),
-    # What a launcher or a container takes for the name of a program.
-    (rf"{_LAUNCH}{_NAME}=\S", "the launcher takes this for a program", "write it before the launcher"),
-    (rf"{_EXEC}$", "no command follows the image, so nothing starts", "write it on the same line"),
-    (rf"{_EXEC}{_NAME}=", "the container takes this for a program", "write --env NAME=VALUE first"),
-    (r"horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s", "the hosts need commas", "write HOST:N,HOST:N"),
-    (
-        rf"{_LAUNCH}--mpi[= ]"
-        r"(?![\"']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))",
-        "Slurm has no such type of MPI",
-        "use --mpi=pmix, or a type that srun --mpi=list prints",
-    ),
-    (r"(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+-", "sbatch takes this for the script", "write - before it"),
-    (
-        r"sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ]",
-        "only the last counts",
-        "join both",
-    ),
-    (
-        r"ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@\"'${}][\w.@\"'${}\[\]-]*$",
-        "this starts a shell that ends",
-        "append a command",
-    ),
-    (r"[^'\"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s", "gmx_mpi has no thread-MPI", "use -ntomp"),
-    (r"rm\s+(?:-\w+\s+)+([\"'])(?:\$\{\w+\}|[^\"'\n{])*\*[^\"'\n]*\1", "* is quoted here", "put it outside"),
-    (r"for\s+\w+\s+in\s+\{\w*\.\.\$", "bash expands braces before variables", "use $(seq FIRST LAST)"),
-    (r"for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$", "this is one word, not a list", "use {1..9}"),
-    (r"[^'\"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]", "the errors do not go to this file", "write > FILE 2>&1"),
-    (r"(?!echo|printf)[^'\"#]*[\s=][\u201c\u201d]", "bash does not treat these quotes as quotes", 'write "'),
-    (r"[^'\"#]*\s\\&\\&\s", "the escaped ampersands are arguments of this command", "write &&"),
-    (
-        r"(?:(?:if|elif|while)\s+)?\[\s(?:[^\]\"'(]|\"[^\"]*\"|'[^']*')*\s>=?\s*[\d$]",
-        "here, > writes to a file",
-        "write -gt or -ge",
-    ),
-    (rf"(?:export\s+)?(?!PATH=){_NAME}=[\"']~/", "bash does not expand ~ in quotes", "write $HOME"),
-    (
-        r"(?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b",
-        "PATH contains the directories of programs, and the former value is lost",
-        "write the variable's own name at the end",
-    ),
-    (
-        r"cd\s+(?:\S*[\"'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'\"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]|"
-        rf"(?:export\s+)?(?P<read>{_NAME})=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$",
-        "the $ of the variable is missing",
-        "write $ before its name",
-    ),
-)
-# These depend on who runs the job, and on what is in PATH.
-_UNSURE = ("users cannot do this", "PATH contains")
-# More of them in a shorter form, with NAME, PYTHON, LAUNCH, EXEC and IMAGE for the expressions above.
-_MORE = r"""
+_ANY = r"(?!echo|printf)[^'\"#]*"
+# Rows: the beginning of a command, what is wrong with it, what to write instead, and the severity of those
+# that depend on who runs the job. Indented lines continue a row, and <NAME> stands for an expression below.
+_TEXT = r"""
+\$?(?:SBATCH|PBS)\s+- @ the # of this directive is missing @ write # at its beginning
+setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NAME=VALUE
+set\s+<NAME>\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
+(?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
+(?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
+export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the value is empty here @ omit the blank after =
+export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=VALUE
+(?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
+(?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
+export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
+(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b @ no such command @ write module
+screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d @ the job ends while this runs @ start it directly
+<PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ use bash
+(?:<LAUNCH>)?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$) @ bash cannot run Python @ use python
+<ANY>\s2&?>1(?:\s|$) @ the errors go to a file with the name 1 @ write 2>&1
+(?:cd|mkdir|source)\s[^"']*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
+(?:export\s+)?<NAME>=\$\{?\w+\}?\*(?:\d+|\$\w+)$ @ bash does not compute it @ write $(( ))
+[^#]*--rdzv[-_]endpoint[= ]"?\w+:// @ the endpoint is HOST:PORT, without a protocol @ omit it
+cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name
+(?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s @ users cannot do this in a job @ use a container @ note
+\$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $
+(source|python3?|module|conda|cd|torchrun)\s+\1\s @ this word is written twice @ omit one
+(?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z] @ source opens such a file @ omit it
+<LAUNCH><NAME>=\S @ the launcher takes this for a program @ write it before the launcher
+<EXEC>$ @ no command follows the image, so nothing starts @ write it on the same line
+<EXEC><NAME>= @ the container takes this for a program @ write --env NAME=VALUE first
+horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HOST:N,HOST:N
+<LAUNCH>--mpi[= ](?!["']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))
+    @ Slurm has no such type of MPI @ use --mpi=pmix, or a type that srun --mpi=list prints
+(?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+- @ sbatch takes this for the script @ write - before it
+sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ] @ only the last counts @ join both
+ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$ @ this starts a shell that ends @ append a command
+[^'"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
+rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1 @ * is quoted here @ put it outside
+for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
+for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
+[^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$] @ the errors do not go to this file @ write > FILE 2>&1
+<ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write "
+[^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
+(?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
+    @ here, > writes to a file @ write -gt or -ge
+(?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write $HOME
+(?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
+    @ PATH contains the directories of programs, and the former value is lost
+    @ write the variable's own name at the end @ note
+cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np?\s+(?:SLURM|PBS)_[A-Z]
+    @ the $ of the variable is missing @ write $ before its name
+(?:export\s+)?(?P<read><NAME>)=(?:SLURM|PBS)_(?:ARRAY|JOB|NTASKS|CPUS|NNODES|NODE|O_)\w*\s*$
+    @ the $ of the variable is missing @ write $ before its name
 (?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)
     @ module takes this comma or slash for a part of a name, or for a name @ omit the comma, or the blanks
-(?:LAUNCH|EXEC)(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s
+(?:<LAUNCH>|<EXEC>)(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s
     @ a launcher or container starts programs, and this is a command of the shell @ use bash -c '...'
-(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b)PYTHON(?:torchrun|accelerate|mpirun|srun)\s
+(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b)<PYTHON>(?:torchrun|accelerate|mpirun|srun)\s
     @ Python opens a file of this name @ omit python
-PYTHON-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
+<PYTHON>-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
     @ no such module @ use torchrun
 [^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*"(?!BEGIN)[^"']*\{\s*print \$\d
     @ in double quotes, bash expands the $1 of awk @ write \\$1, or use awk -v and single quotes
@@ -113,33 +90,53 @@ PYTHON-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchr
     @ scontrol does not know this word @ write hostnames
 (?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*["']--?\w[\w-]*\s[^"'$]*["']
     @ the quotes make the option and its value one word @ omit them
-LAUNCH[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
+<LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
 (?:(?:ba)?sh )?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$ @ this is another shell @ use source
-(?!echo|printf)[^'"#]*\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
+<ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or .py
-PYTHONtorch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
-(?:srun\s.*?)?(?:singularity|apptainer)\s[^#]*?(?:-B|--bind)\s+[^\s:]+\s+/(?!IMAGE)\S*\s+IMAGE
+<PYTHON>torch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
+(?:srun\s.{,300}?)?(?:singularity|apptainer)\s[^#]{,300}?(?:-B|--bind)\s+[^\s:]+\s+/(?!<IMAGE>)\S*\s+<IMAGE>
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
 (?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^'"]*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
     @ in single quotes, the backslash stays @ omit it
-(?!echo|printf)[^'"#]*\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
-PYTHON[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
-EXEC- @ the container takes this option for the program @ write it before the image
+<ANY>\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
+<PYTHON>[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
+<EXEC>- @ the container takes this option for the program @ write it before the image
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:]+\s+/ @ a volume is one word @ write SOURCE:PATH
-export\s+NAME\s+=\S @ the blank before = is wrong here @ omit it
-NAME=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
-(?!echo|printf)[^'"#]*\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
-PYTHON[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
+export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
+<NAME>=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
+<ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
+<PYTHON>[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
+rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank
+srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
+    @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
+[^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)
+    @ where scontrol fails, such as in a container, each node waits at itself @ omit || echo @ note
+ssh\s(?:[^'"#]|"[^"]*")*'[^']*\$\{?(?:PBS|SLURM)_\w @ that node has no such variable @ write " for ' @ note
+sbatch\s(?=[^#]*(?:--array|-a)[= ])[^'#]*--wrap[= ]?"[^"]*(?<!\\)\$\{?SLURM_ARRAY_TASK_ID
+    @ the shell that submits expands this, and it is empty there @ write --wrap='...' @ note
+sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
+    @ the job steps get no other variables, such as PATH @ write --export=ALL,NAME=VALUE @ note
+<ANY>\b(?:torchrun|torch\.distributed\.(?:run|launch))\s[^#]*?\.py\s[^#]*--local[-_]rank[= ]\d
+    @ this gives the same local rank to all ranks @ omit it, and read LOCAL_RANK @ note
+<ANY>\s--?(?:gpus?|device|gpu[-_]ids?)[= ]"?\$\{?(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES
+    @ a program counts the GPUs that it sees from 0 @ write 0, or omit it @ note
+<ANY>\baccelerate\s+launch\s[^#]*--mixed[-_]precision[= ](?!["']?(?:no|fp16|bf16|fp8)\b|\S*\$)
+    @ accelerate knows no, fp16, bf16 and fp8 @ write one of them @ note
+<ANY>\bdeepspeed\s[^#]*--launcher[= ](?!(?i:["']?(?:pdsh|openmpi|mpich|mvapich|impi|slurm)\b)|\S*\$)
+    @ DeepSpeed has no such launcher @ use pdsh, slurm, openmpi, mpich, mvapich or impi @ note
+(?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
+    |git\s+clone\s+https:|(?:huggingface-cli|hf)\s+download\s
+    @ this needs the internet, which compute nodes of many sites do not reach
+    @ do it before the job, on a login node @ note
 """
-_NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE}
-_ROWS = _BEGINNINGS + tuple(
-    (re.sub("NAME|PYTHON|LAUNCH|EXEC|IMAGE", lambda name: _NAMES[name[0]], beginning), what, remedy)
-    for beginning, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _MORE)
-)
+_NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
+_ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
+_EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\bawk\b|--wrap")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
     r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
@@ -171,14 +168,16 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
+    notes: set[str] = set()  # one of each kind
     for command in script.commands:
-        for what, remedy in (*_beginnings(script, command), *_not_expanded(script, command)):
-            if is_reached(script.text, command.line):
-                yield Problem(command.line, what, remedy, "note" if what.startswith(_UNSURE) else None)
+        for what, remedy, *severity in (*_beginnings(script, command), *_not_expanded(script, command)):
+            if what not in notes and is_reached(script.text, command.line):
+                notes.update([what] if severity else [])
+                yield Problem(command.line, what, remedy, "note" if severity else None)
 
 
-def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
-    for beginning, what, remedy in _ROWS if command.ends not in ("|", "|&", ")") else ():
+def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
+    for beginning, *row in _ROWS if command.ends not in ("|", "|&", ")") else ():
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
@@ -188,7 +187,7 @@ def _beginnings(script: Script, command: Command) -> Iterator[tuple[str, str]]:
             rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL\b.*csh"
         )
         if not re.search(defined, script.text) and (not read or re.search(rf"\$\{{?{read}\b", script.text)):
-            yield what, remedy
+            yield row
 
 
 def _keeps_others_waiting(script: Script, command: Command) -> bool:
@@ -204,9 +203,15 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
     return bool(after) and not is_inside
 
 
-def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, str]]:
+def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]:
     outside = re.sub(r"'[^']*'", "", command.text)
     quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
+    literal = re.match(r"(?:export\s+)?(\w+)='[^']*\$\{?([A-Za-z_]\w*)[^']*'$", command.text.rstrip())
+    if literal and script.sets(literal[2]) and not _EXPANDS_TEXT.search(script.text):
+        yield f"in single quotes, the text ${literal[2]} stays as it is", 'write "', "note"
+    directory = re.match(r"cd\s+\"?\$\{?(\w+)\b", outside)
+    if directory and script.set_once.get(directory[1]) == "":
+        yield f"the value of {directory[1]} is empty", f"set {directory[1]} to a directory", "note"
     if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if _keeps_others_waiting(script, command):

@@ -161,12 +161,12 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
         job = subject.ranks_per_node
         if command.option("--jobid") is not None or _HARMLESS.search(command.text):
             continue  # a step of another job, or one that may be repeated
-        if per_node and job and per_node < job and command.option("-n", "--ntasks") is None:
+        if per_node and job and per_node < job and command.option("-n", "--ntasks", "-N", "--nodes") is None:
             what = (
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
                 "per node"
             )
-            yield Problem(command.line, what, "give srun --nodes, --ntasks and --ntasks-per-node together")
+            yield Problem(command.line, what, "give srun --nodes or --ntasks, too")
 
 
 @check("SLURM012", "warning", "several tasks, but no launcher")

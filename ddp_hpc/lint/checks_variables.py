@@ -134,9 +134,7 @@ def _needs_value(script: Script, name: str) -> bool:
 
 
 def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
-    """Yields the variables in the numbers of ranks of launchers that the script, if it is complete, never
-    sets.
-    """
+    """Yields variables in the numbers of ranks of launchers that a complete script never sets."""
     script, reader = subject.script, subject.scheduler.reader
     is_complete = not re.search(r"(?m)^[ \t]*(?:source|\.)\s", script.text)
     for start in starts(subject) if is_complete else ():
@@ -190,7 +188,8 @@ def _read_variables(subject: Subject) -> dict[str, int]:
     known = {name for _, name, _ in subject.script.assignments}
     for command in subject.script.commands:
         if command.name in ("test", "[", "[[", "case"):
-            known.update(_expanded(command.text))
+            is_number = re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text)
+            known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
         in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
         of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
@@ -307,13 +306,9 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     for line, value in found:
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
         what = "empty in a batch script" if "IPADDR" in value else what
-        yield Problem(
-            line,
-            f"{plain(value)} is {what}, not a file or the name of a node of the job",
-            'use $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            if "SLURM" in value
-            else "use $(head -n 1 $PBS_NODEFILE)",
-        )
+        what = f"{plain(value)} is {what}, not a file or the name of a node of the job"
+        of_slurm = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+        yield Problem(line, what, f"use $({of_slurm if 'SLURM' in value else 'head -n 1 $PBS_NODEFILE'})")
     lines = subject.script.lines
     reads = [(number, pair) for number, text in enumerate(lines, start=1) for pair in _ELEMENT.findall(text)]
     last_read = {name: number for number, pair in reads for name in pair}

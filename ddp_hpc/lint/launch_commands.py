@@ -49,9 +49,7 @@ ONE_PROCESS = re.compile(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
-    """A command that starts a program, directly or with a launcher. `words` are the program and its
-    arguments.
-    """
+    """A command that starts a program, directly or with a launcher. `words` are the program's."""
 
     subject: Subject
     command: Command

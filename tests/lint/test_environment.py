@@ -36,7 +36,7 @@ def test_a_variable_that_nothing_reads_is_reported(assignment: str) -> None:
     [
         "export KMP_STACKSIZE=512m _OMP_NUM_THREADS=1",
         "export CUDA_VISIBLE_DEVICE=0\n./simulate --gpu $CUDA_VISIBLE_DEVICE",
-        "export OMP_NUM_THREADS=4,2 CUDA_VISIBLE_DEVICES=0,1 NCCL_SOCKET_IFNAME=^lo,docker NCCL_IB_DISABLE=1",
+        "export OMP_NUM_THREADS=4,2 CUDA_VISIBLE_DEVICES=0,1 NCCL_SOCKET_IFNAME=^lo,docker NCCL_IB_DISABLE=0",
         "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 CUDA_VISIBLE_DEVICES=$SLURM_LOCALID",
         "export ROCR_VISIBLE_DEVICES=0,1 HIP_VISIBLE_DEVICES=0,1",
         "export PYTHON_PATH=$PATH LD_LIBRARYPATH=${LIBRARY_PATH}",

@@ -130,7 +130,12 @@ def test_a_rendered_script_is_checked_for_its_own_site() -> None:
         ("dist.init_process_group()\n", "srun torchrun --nnodes 2 train.py", False),
         ("dist.init_process_group()\n", "srun --ntasks=1 python train.py", False),
         ("dist.init_process_group()\n", "srun bash -c 'RANK=$SLURM_PROCID python train.py'", False),
-        ("dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n", "srun python train.py", False),
+        ("dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n", "srun python train.py", True),
+        (
+            "r = environ['SLURM_PROCID']\nenviron['MASTER_ADDR'] = a\ndist.init_process_group(rank=r)\n",
+            "srun python train.py",
+            False,
+        ),
         ("import ddp_hpc\n", "srun python train.py", False),
         ("print('no ranks')\n", "srun python train.py", False),
     ],
@@ -138,7 +143,9 @@ def test_a_rendered_script_is_checked_for_its_own_site() -> None:
 def test_a_program_without_the_variables_of_torchrun_is_reported(
     program: str, command: str, is_found: bool, tmp_path: Path
 ) -> None:
-    """Each rank of such a program fails, or trains alone on all of the data."""
+    """Each rank of such a program fails, or trains alone on all of the data. One knows its rank, but not the
+    address of the first.
+    """
     (tmp_path / "train.py").write_text(program)
     directives = "#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=01:00:00\n"
     script = f"#!/bin/bash\n{directives}{command}\n"
