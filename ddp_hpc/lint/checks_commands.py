@@ -49,9 +49,7 @@ _GPU_PROGRAM = re.compile(
     r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
     re.IGNORECASE,
 )
-_NO_OPTION = re.compile(
-    r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|[= ]alvis\b)"
-)
+_NO_OPTION = re.compile(r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d\d|[= ]alvis\b)")
 _OF_AMD = re.compile(r"ROCR_VISIBLE|MIOPEN_|\b(?:module|ml)\s.*\brocm|\brocm-smi")
 _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
@@ -73,9 +71,7 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
-_OF_SRUN = re.compile(
-    r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|ntasks|cpus-per-task|cpu-bind)\b"
-)
+_OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")

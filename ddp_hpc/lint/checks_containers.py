@@ -35,9 +35,7 @@ def _container_and_job(subject: Subject) -> Iterator[Problem]:
 def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:
     line = start.command.line
     inside = [word for word in start.words[1:] if _MPI.fullmatch(word)]
-    is_local = re.search(
-        r"fork|localhost|-launcher|-hosts?\b|-H\b|--?hostfile|machinefile", start.command.text
-    )
+    is_local = re.search(r"fork|localhost|-launcher|-hosts?\b|-H\b|hostfile|machinefile", start.command.text)
     if inside and not start.is_launched and (subject.num_nodes or 1) > 1 and not is_local:
         what = f"{inside[0]} in the container cannot start ranks on the other nodes"
         yield Problem(line, what, f"start {inside[0]} outside, and the container once for each rank")

@@ -19,9 +19,7 @@ _SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # A registry, whose name has a dot, before an image that is no file.
-_REGISTRY = re.compile(
-    r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sqsh)(?<!\.sif)(?<!\.sqfs)(?<!\.squashfs)"
-)
+_REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
 _KEPT = re.compile(
     r"--(?=\w*?(?:out|save|ckpt|checkpoint))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)"
@@ -42,7 +40,7 @@ _KEYWORDS = re.compile(f"then|else|elif|do|!|{_OPENS.pattern}|{_CLOSES.pattern}"
 _TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Programs of which one for each node is enough, or one for all of its GPUs.
-_ONCE = re.compile(r"srun\s+(?:-\S+\s+(?:\d+\s+)?)*(tar|unzip|cp|rsync|pip3?|git|vllm serve)\s")
+_ONCE = re.compile(r"srun (?:-\S+\s+(?:\d+ )?)*(?:bash -c ['\"])?(tar|unzip|cp|rsync|pip3?|git|vllm serve)\s")
 
 
 @check("SLURM025", "note", "job steps that wait for each other")
@@ -167,9 +165,7 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
             # srun itself finds the program of a module.
             is_exported = any(c.name == "export" for c in sets)
             yield Problem(step.line, what, "use srun --export=ALL", None if is_exported else "note")
-        others = [
-            item for item in given.split(",")[1:] if item and not re.fullmatch(r"[A-Za-z_$\[{].*", item)
-        ]
+        others = [one for one in given.split(",")[1:] if one and not re.fullmatch(r"[A-Za-z_$\[{].*", one)]
         if others and not given.startswith("$"):
             what = f"{shown(others[0])} is not a variable, as a comma ends the value before it"
             yield Problem(line, what, "export the variable in the script, and use --export=ALL")
@@ -240,10 +236,14 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
         if command.name not in ("echo", "printf", "[", "[[", "test")
         and any(re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", word) for word in command.words)
     ]
-    if commented and given is None and reads:
-        line = script.text.count("\n", 0, commented.start()) + 1
-        what = f"--array of line {line} is in a comment, so SLURM_ARRAY_TASK_ID is empty"
-        yield Problem(reads[0].line, what, "remove the first #, or give --array to sbatch", "note")
+    is_tested = any(c.name in ("[", "[[", "test") and "SLURM_ARRAY" in c.text for c in script.commands)
+    is_missing = script.scheduler == "slurm" and not is_tested and "--array" not in script.text
+    if given is None and reads and (commented or is_missing):
+        line = script.text.count("\n", 0, commented.start()) + 1 if commented else 0
+        where = f"--array of line {line} is in a comment" if commented else "the script has no --array"
+        what = f"{where}, so SLURM_ARRAY_TASK_ID is empty"
+        remedy = "remove the first #" if commented else "add #SBATCH --array=FIRST-LAST"
+        yield Problem(reads[0].line, what, f"{remedy}, or give --array to sbatch", "note")
 
 
 def _elements(text: str) -> list[str]:

@@ -161,9 +161,7 @@ def _not_loaded(subject: Subject) -> Iterator[Problem]:
     for start, name, source in programs(subject):
         if place := source.save_without_load:
             what = f"{name} saves checkpoints, in {plain(place)}, but loads none, so each job begins again"
-            yield Problem(
-                start.command.line, what, "load the newest checkpoint at the start, if there is one"
-            )
+            yield Problem(start.command.line, what, "load the newest checkpoint at the start, if any")
 
 
 def _with_several_ranks(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:

@@ -38,9 +38,7 @@ _FOREIGN = {
         r"-x": "--env NAME=VALUE",
     },
 }
-_BINDS = re.compile(
-    r"bind-to|map-by|bynode|bysocket|cpus-per-(?:proc|rank)|rankfile|cpu-set|hwloc|bind_to|PE="
-)
+_BINDS = re.compile(r"bind[-_]to|map-by|bynode|bysocket|cpus-per-(?:proc|rank)|rankfile|cpu-set|hwloc|PE=")
 # Launchers of MPI run the program after their options, whose values may be anything.
 _MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra")
 

@@ -174,9 +174,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
                 yield Problem(d.line, what, f"request it separately: -l {plain(part)}", "error")
         if name == "select":
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
-        unknown += [
-            (d.line, word) for word in names if word and word not in _RESOURCES and word not in _ELSEWHERE
-        ]
+        unknown += [(d.line, w) for w in names if w and w not in _RESOURCES and w not in _ELSEWHERE]
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:
         near = nearest.get(word)
@@ -309,9 +307,7 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
                     what = f"{inside} is a resource of the job, so PBS rejects it in select"
                     yield Problem(d.line, what, f"request it separately: -l {shown(part)[1:-1]}")
-        elif name in ("nodes", *_OF_CHUNKS) and any(
-            other in ("select", "place") for _, other, _ in resources
-        ):
+        elif name in ("nodes", *_OF_CHUNKS) and any(r[1] in ("select", "place") for r in resources):
             yield Problem(
                 d.line,
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",

@@ -75,9 +75,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 @check("SLURM002", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     unknown = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {
-        d.flag: d.flag[2:82].replace("_", "-").partition(":")[0] for d in unknown if d.flag.startswith("--")
-    }
+    long = {d.flag: d.flag[2:82].replace("_", "-").partition(":")[0] for d in unknown if d.flag[:2] == "--"}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")

@@ -13,9 +13,7 @@ from ddp_hpc.lint.placeholders import is_template
 
 _NAME = r"[A-Za-z_]\w*"
 # A launcher with options whose values are known to end, and a container up to its image.
-_LAUNCH = (
-    r"(?:srun|mpirun|mpiexec)\s+(?:(?:-[A-Za-z]+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
-)
+_LAUNCH = r"(?:srun|mpirun|mpiexec)\s+(?:(?:-\w+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
 _IMAGE = r"\S*\.(?:sif|simg|sqsh|img)"
 _EXEC = (
     rf"(?:singularity|apptainer)\s+exec\s+(?:-\S+\s+(?:(?!{_IMAGE}(?:\s|$))[^\s-]\S*\s+)?)*"
@@ -127,6 +125,16 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ accelerate knows no, fp16, bf16 and fp8 @ write one of them @ note
 <ANY>\bdeepspeed\s[^#]*--launcher[= ](?!(?i:["']?(?:pdsh|openmpi|mpich|mvapich|impi|slurm)\b)|\S*\$)
     @ DeepSpeed has no such launcher @ use pdsh, slurm, openmpi, mpich, mvapich or impi @ note
+<ANY>(?<!\S)(?:/bin/)?(?:ba|z)?sh\s+-l?c\s+[\w./-]+\s+[^\s;&|<>)]
+    @ the shell takes only the first word for the command @ quote the whole command @ note
+(?:<LAUNCH>)?accelerate\s+(?:--\w|[\w./-]+\.py\b) @ launch is missing @ write accelerate launch @ note
+[^#'"]*\bsbatch\s[^#"']*--wrap[= ]\s*(?:"[^"]*"|'[^']*'|[^\s"'-]\S*)\s+[\w./][\w./-]*(?:\s|$)
+    @ sbatch takes no script with --wrap @ quote the whole command, or omit the script @ note
+[^#'"]*\bqsub\s[^#'"]*?\.(?:sh|pbs|qsub|job)\s+-[A-Za-z]\s
+    @ qsub reads no options after the name of the script @ write them before it @ note
+[^#'"]*\bqsub\s[^#'"]*-[lv]\s+[^\s-][^\s'"]*,\s+\w+= @ the list ends at this blank @ omit it @ note
+(?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
+    @ this may wait for input, which a batch job does not get @ do it before the job @ note
 (?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
     |git\s+clone\s+https:|(?:huggingface-cli|hf)\s+download\s
     @ this needs the internet, which compute nodes of many sites do not reach
@@ -143,6 +151,7 @@ _ENDLESS = re.compile(
     r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block|"
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
+_STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*\s*")
 # Shebangs, and lines that their programs do not understand, unless sh is bash.
@@ -151,6 +160,9 @@ _OF_OTHER_SHELLS = (
     (r"python", r"(?:module|srun|mpirun|conda)\s+\w|export\s+\w+="),
     (r"csh\b", r"\s*export\s+\w+="),
 )
+# The command before a here-document without quotes, its last line, and its text.
+_DOCUMENT = re.compile(r"(?m)^([^#\n]*)<<-?[ ]?(\w+)[^\n]*\n((?:(?![ \t]*\2[ \t]*$).*\n)*)")
+_OF_TASKS = r"(?<!\\)\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\b"
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -168,6 +180,12 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
+    for document in _DOCUMENT.finditer(script.text):
+        is_job = "sbatch" in document[1] and not script.read()
+        if name := re.search(r"(?<!\\)\$\{?(SLURM_\w+)" if is_job else _OF_TASKS, document[3]):
+            what = f"the shell that writes this expands {name[1]}, which later jobs and tasks set"
+            line = script.text.count("\n", 0, document.start(3) + name.start()) + 1
+            yield Problem(line, what, f"write <<'{plain(document[2])}'", "note")
     notes: set[str] = set()  # one of each kind
     for command in script.commands:
         for what, remedy, *severity in (*_beginnings(script, command), *_not_expanded(script, command)):
@@ -183,10 +201,8 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))
-        defined = (
-            rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL\b.*csh"
-        )
-        if not re.search(defined, script.text) and (not read or re.search(rf"\$\{{?{read}\b", script.text)):
+        sets = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL.*csh"
+        if not re.search(sets, script.text) and (not read or re.search(rf"\$\{{?{read}\b", script.text)):
             yield row
 
 
@@ -214,7 +230,14 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
         yield f"the value of {directory[1]} is empty", f"set {directory[1]} to a directory", "note"
     if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
-    if _keeps_others_waiting(script, command):
+    if re.search(r"\bscontrol\s+requeue\b", command.text) and script.value("--no-requeue") is not None:
+        yield "with --no-requeue, Slurm refuses this", "write --requeue", "note"
+    later = (c.line for c in script.commands if c.line > command.line and _STARTS.match(c.text))
+    if command.name == "exit" and (rest := [*later]) and not is_reached(script.text, rest[0]):
+        yield f"the script ends here, and never reaches line {rest[0]}", "remove this line", "note"
+    if re.match(r"tail\s+-[fF]\s(?!.*--pid)", outside) and command.ends == "\n" and script.scheduler:
+        yield "this command does not end before the walltime", "write --pid=$!, or & at its end", "note"
+    elif _keeps_others_waiting(script, command):
         yield "this command does not end, so the next one never starts", "write & at its end"
     if _PATH_WITH_SEMICOLON.fullmatch(script.lines[command.line - 1]) and "=" in command.text:
         yield "the semicolon ends the value, and bash runs the directory after it", "write : instead"

@@ -80,12 +80,15 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
 @check("SITE004", "warning", "no GPUs requested")
 def _no_gpus(subject: Subject) -> Iterator[Problem]:
     own = None if _asks_for_gpus(subject.script) else _own_script(subject)
-    has_gpus = re.search("(?i)gpu", subject.script.value("--partition") or "")
+    has_gpus = re.search("(?i)gpu", subject.script.value("--partition", "-q") or "")
     is_whole = subject.site is not None or subject.script.value("--exclusive") is not None
     if has_gpus and not is_whole and not _asks_for_gpus(subject.script):
-        remedy = "add --gpus-per-node=NUMBER, unless the partition assigns whole nodes"
-        what = "this partition has GPUs, and the job requests none"
-        yield Problem(subject.line_of("--partition"), what, remedy, "note")
+        option = ":ngpus=NUMBER to chunks" if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
+        what, remedy = (
+            "this partition has GPUs, and the job requests none",
+            f"add {option}, unless it has whole nodes",
+        )
+        yield Problem(subject.line_of("--partition", "-q"), what, remedy, "note")
     if subject.site is None or own is None:
         return
     features = subject.script.value("--constraint")

@@ -44,7 +44,7 @@ _READ_BY_PROGRAMS = re.compile(
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _REQUESTS = re.compile(r"--(?:nodes|ntasks|cpus|gres|gpus|mem|exclusive|constraint)|-l")
 _NODE_LIST = re.compile(
-    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?|\$\(\s*echo\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"?\s*\|\s*cut\s.*"
+    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST(?:%+,\*|\[0\])?\}?\"?|\$\(\s*echo\s+\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"?\s*\|\s*cut\s.*"
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
     r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
 )
@@ -81,9 +81,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             if near and name != f"{near}_" and _comes_from_outside(script, name, near):
                 continue
         # A hook of enroot, or a file that is read, may set them.
-        if _OF_RANKS.fullmatch(name) and not re.search(
-            r"container|(?:^|[\s'\";])(?:source|\.)\s", script.text
-        ):
+        if _OF_RANKS.fullmatch(name) and not re.search(r"container|(?:^|[\s'\";])(source|\.)\s", script.text):
             what = f"nothing sets {name} before this command"
             yield Problem(line, what, "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'")
         elif near:
@@ -109,7 +107,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(match[0])} is empty on the other node, as ssh passes no variables"
             yield Problem(command.line, what, "use double quotes, so that this shell expands it", "note")
     for name, (option, instead) in reader.variables_elsewhere.items():
-        if name in read and script.value(option) is not None:
+        if name in read and (script.value(option) or option in {of[1] for of in script.resources()}):
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
     yield from _unset_numbers_of_ranks(subject, read)
     of_launchers = " ".join(command.text for command in script.launches())
@@ -202,9 +200,7 @@ def _read_variables(subject: Subject) -> dict[str, int]:
 
 def _is_misspelled(name: str, other: str) -> bool:
     """Returns whether names differ in underscores, or in a letter that is left out or exchanged."""
-    if name.replace("_O_", "_") == other.replace("_O_", "_") or name.replace("_", "") == other.replace(
-        "_", ""
-    ):
+    if re.sub("_(?:O_)?", "", name) == re.sub("_(?:O_)?", "", other):
         return name.lstrip("_") != other.lstrip("_")
     shorter, longer = sorted((name, other), key=len)
     is_plural = longer.lower() == f"{shorter.lower()}s" or re.search(r"\d", name + other)
@@ -256,9 +252,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if max(devices) >= len(devices) and any("--num-gpus" in options for _, options in of_deepspeed):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
-        ranks, first = max(
-            ((_ranks_of(start), start.command.line) for start in starts(subject)), default=(0, 0)
-        )
+        ranks, first = max(((_ranks_of(s), s.command.line) for s in starts(subject)), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
         if ranks > len(devices) and is_for_this:
             what = (

@@ -198,9 +198,7 @@ class ProgramSource:
     def _calls(self) -> list[tuple[ast.Call, _Place]]:
         """The calls outside of functions that nothing names."""
         used = {"", *self._words}
-        return [
-            (node, place) for node, place in self._nodes if isinstance(node, ast.Call) and place[1] in used
-        ]
+        return [(n, place) for n, place in self._nodes if isinstance(n, ast.Call) and place[1] in used]
 
     @cached_property
     def _saves(self) -> list[tuple[ast.Call, _Place]]:

@@ -93,9 +93,7 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
     """Yields the placeholders of template languages, with their lines."""
     several = []
     for number, text in directives.items():
-        yield from (
-            (number, match[0]) for match in _OF_PROGRAMS.finditer(text) if not _is_for_users(match[0])
-        )
+        yield from ((number, m[0]) for m in _OF_PROGRAMS.finditer(text) if not _is_for_users(m[0]))
         matches = _OF_EITHER.finditer(without_file_name_patterns(text))
         several += [(number, one[0]) for one in matches if not _is_for_users(one[0])]
     if len(several) > 1:

@@ -28,7 +28,7 @@ from ddp_hpc.lint.run_checks import lint_script
         "python -m torch.distributed.run train.py",
         "export PATH=/opt/tools:$PATH; /opt/tools/run",
         "srun bash -c 'ssh login \"export NAME=\\$HOME\"'",
-        "sbatch --wrap '-p gpu' segment.sh",
+        "sbatch --wrap '-p gpu'",
         "find . -name core -exec rm {} \\;",
         "[[ $STEPS > 3 ]] && ./simulate",
         "sed -n ''$SLURM_ARRAY_TASK_ID'p' names",

@@ -46,6 +46,9 @@ class PbsReader(ScriptReader):
     variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {
         "PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX"),
         "PBS_ARRAY_INDEX": ("-t", "PBS_ARRAYID, or -J for an array of OpenPBS"),
+        "PBS_NP": ("select", "$(wc -l < $PBS_NODEFILE)"),
+        "PBS_NUM_PPN": ("select", "NCPUS"),
+        "PBS_NUM_NODES": ("select", "$(sort -u $PBS_NODEFILE | wc -l)"),
     }
 
     def version_of(self, site: Site) -> str:
