@@ -112,7 +112,7 @@ srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)
     @ where scontrol fails, such as in a container, each node waits at itself @ omit || echo @ note
-ssh\s(?:[^'"#]|"[^"]*")*'[^']*\$\{?(?:PBS|SLURM)_\w @ that node has no such variable @ write " for ' @ note
+ssh\s(?:[^'"#]|"[^"]*")*'[^']*\$\{?(?:PBS|SLURM)_\w @ ssh passes no variables @ write " for ' @ note
 sbatch\s(?=[^#]*(?:--array|-a)[= ])[^'#]*--wrap[= ]?"[^"]*(?<!\\)\$\{?SLURM_ARRAY_TASK_ID
     @ the shell that submits expands this, and it is empty there @ write --wrap='...' @ note
 sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)

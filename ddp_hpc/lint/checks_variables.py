@@ -54,7 +54,6 @@ _LIST_AS_HOST = re.compile(
     r"[ =]+\"?(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
 )
 # A whole list in quotes as the only element of an array.
-_OF_JOB = re.compile(r"\$\{?(?:PBS|SLURM)_\w+\}?")
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
@@ -102,10 +101,6 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, "use a variable of sbatch(1), or set it", "note")
     yield from _unset_arrays(script)
     yield from _with_type(subject)
-    for command in script.commands:
-        if command.name == "ssh" and (match := _OF_JOB.search(single_quoted(command.text))):
-            what = f"{plain(match[0])} is empty on the other node, as ssh passes no variables"
-            yield Problem(command.line, what, "use double quotes, so that this shell expands it", "note")
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and (script.value(option) or option in {of[1] for of in script.resources()}):
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")

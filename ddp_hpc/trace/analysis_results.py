@@ -312,11 +312,12 @@ class RankTrace:
     def step_at(self, moment_s: float, on_host: bool = False) -> int | None:
         """Returns the number of the step that contains the moment, on the host or the device, or None.
 
-        What the host does between its steps belongs to the one of which the device still runs kernels.
+        What the host does between its steps belongs to the one of which the device still runs kernels, and
+        what it does before the first or after the last of them to none.
         """
         at = bisect_right(self.steps, moment_s, key=lambda step: step.limits_s(on_host)[0]) - 1
         is_inside = at >= 0 and moment_s < self.steps[at].limits_s(on_host)[1]
-        if on_host and not is_inside:
+        if on_host and not is_inside and 0 <= at < len(self.steps) - 1:
             return self.step_at(moment_s)
         return self.steps[at].number if is_inside else None
 

@@ -273,8 +273,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB007", False, S + "#SBATCH --mail-type=BEGIN\n#SBATCH --mail-type=END\n"),
     ("JOB022", True, P + "#PBS -l nodes=1:ppn=8\n#PBS -t 1-10\n./a.out $PBS_ARRAY_INDEX\n"),
     ("JOB022", False, P + "#PBS -l select=1\n#PBS -J 1-10\n./a.out $PBS_ARRAY_INDEX\n"),
-    ("JOB022", True, SELECT + "ssh $node 'cd $PBS_O_WORKDIR && ./a.out'\n"),
-    ("JOB022", False, SELECT + 'ssh $node "cd $PBS_O_WORKDIR && ./a.out"\n'),
+    ("JOB034", True, SELECT + "ssh $node 'cd $PBS_O_WORKDIR && ./a.out'\n"),
+    ("JOB034", False, SELECT + 'ssh $node "cd $PBS_O_WORKDIR && ./a.out"\n'),
     ("JOB026", True, ONE + "singularity exec -B $PWD:/w torch.sif python train.py\n"),
     ("JOB026", False, ONE + "singularity exec $OPTIONS torch.sif python train.py\n"),
     (
