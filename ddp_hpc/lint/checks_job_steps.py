@@ -190,11 +190,21 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             what = f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}"
             remedy = f"request --ntasks={step}" if step > tasks else "request more CPUs per task"
             yield Problem(command.line, what, remedy, "note")  # the site may assign whole nodes
+        for option in ("--gres", "--gpus-per-node", "--mem", "--mem-per-cpu"):
+            if 0 < _size(script.value(option)) < _size(command.option(option)):
+                what = f"the {option} of the job step is more than that of the job"
+                yield Problem(command.line, what, "request as much for the job", "error")
         threads = whole_number(command.option("--threads-per-core")) or 0
         of_job = whole_number(script.value("--threads-per-core"))
         if of_job and threads > of_job:
             what = f"the job step needs {threads} threads per core, and the job has {of_job}"
             yield Problem(command.line, what, f"request --threads-per-core={threads}", "error")
+
+
+def _size(text: str | None) -> int:
+    """Returns the number of GPUs in the value of an option, or its memory; 0 if there is none."""
+    size = re.fullmatch(r"(?:gpu:(?:[a-z]\w*:)?)?(\d{1,9})([KMGT]?)B?", text or "")
+    return int(size[1]) * 1024 ** "KMGT".index(size[2] or "M") if size else 0
 
 
 @check("SLURM029", "error", "an image file that is read as the name of an image")

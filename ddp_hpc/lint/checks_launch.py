@@ -208,10 +208,12 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     for command in map(_without_program, subject.script.launches("mpiexec", "mpirun")):
         total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or ""))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
+        if ppr := re.search(r"\sppr:(\d{1,4}):node", command.text):
+            own = int(ppr[1])
         per_node = own or subject.ranks_per_node
         # One rank is a serial program. With both options, a smaller total may use only some of the nodes, and
         # fewer ranks on all nodes may have more memory or threads each.
-        is_part = bool(re.search("oversubscribe|map-by|ppr:", command.text)) or total == 1
+        is_part = bool(re.search("oversubscribe|map-by(?!.ppr:)", command.text)) or total == 1
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)

@@ -52,8 +52,10 @@ _VALUES = {
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
     "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
     "-r": (r"[yn]", "use -r y or -r n"),
-    "-W": (r"(?!depend=).*|depend=(?:,?[a-z]+:[^,]*[^,.:])+", "use depend=TYPE:ID, such as afterok:123"),
 }
+# Dependencies (parse_depend_list of OpenPBS), or other attributes.
+_DEPENDENCY = r"(?:on:\d+|runone:\S+|(?:after|before)(?:ok|notok|any)?(?::\d[\w.\[\]@-]*)+)"
+_ATTRIBUTES = re.compile(rf"(?!depend=).*|depend={_DEPENDENCY}(?:,{_DEPENDENCY})*", re.DOTALL)
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -326,6 +328,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if is_name and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
             what = f"qsub rejects the name {shown(d.value)}"
             yield Problem(d.line, what, "use letters, digits and - _ + .")
+        elif d.flag == "-W" and is_value and _is_for_openpbs(subject) and not _ATTRIBUTES.fullmatch(d.value):
+            what = f"OpenPBS rejects the dependency {shown(d.value)}"
+            yield Problem(d.line, what, "write depend=TYPE:ID:ID, with a type of qsub(1B), such as afterok")
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
             what = f"qsub rejects the range {shown(d.value)}"
             yield Problem(d.line, what, "use FIRST-LAST, such as -J 1-10")

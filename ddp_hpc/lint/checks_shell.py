@@ -34,7 +34,6 @@ export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=
 (?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
 (?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
 export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
-(?:modul|moduel|moudle|modlue|modules)\s+(?:load|add|purge)\b @ no such command @ write module
 screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d @ the job ends while this runs @ start it directly
 <PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ use bash
 (?:<LAUNCH>)?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$) @ bash cannot run Python @ use python
@@ -157,6 +156,7 @@ _PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{
 # Shebangs, and lines that their programs do not understand, unless sh is bash.
 _OF_OTHER_SHELLS = (
     (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),
+    (r"(?:/|\s)(?:da)?sh\b", r"(?:function|let)\s|set\s+-\w*o\s+pipefail|[^#\"']*\s&>"),
     (r"python", r"(?:module|srun|mpirun|conda)\s+\w|export\s+\w+="),
     (r"csh\b", r"\s*export\s+\w+="),
 )
@@ -176,7 +176,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
-            what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].split()[0])}"
+            what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].strip())}"
             yield Problem(line, what, "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
@@ -221,14 +221,14 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
 
 def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]:
     outside = re.sub(r"'[^']*'", "", command.text)
-    quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s)", outside)
+    quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s|$)", outside)
     literal = re.match(r"(?:export\s+)?(\w+)='[^']*\$\{?([A-Za-z_]\w*)[^']*'$", command.text.rstrip())
     if literal and script.sets(literal[2]) and not _EXPANDS_TEXT.search(script.text):
         yield f"in single quotes, the text ${literal[2]} stays as it is", 'write "', "note"
     directory = re.match(r"cd\s+\"?\$\{?(\w+)\b", outside)
     if directory and script.set_once.get(directory[1]) == "":
         yield f"the value of {directory[1]} is empty", f"set {directory[1]} to a directory", "note"
-    if quoted and re.match(r"\w\S*\s+-", script.set_once.get(quoted[1], "")):
+    if quoted and re.match(r"(?:\w\S*\s+-|python\S*\s|srun\s)", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if re.search(r"\bscontrol\s+requeue\b", command.text) and script.value("--no-requeue") is not None:
         yield "with --no-requeue, Slurm refuses this", "write --requeue", "note"
@@ -249,11 +249,11 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
     if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", command.text)):
         yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
-    for name in re.findall(r"\$\{(\w+)\[\d+\]\}", outside):
+    for name in re.findall(r"\$\{(\w+)\[(?:\d+|\$?\{?\w+\}?)\]\}", outside):
         if re.match(r"\$\(|`", script.set_once.get(name, "")) and not re.search(
             rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text
         ):
-            yield f"{name} is one text, and not an array, so [0] is all of it", f"write {name}=($(...))"
+            yield f"{name} is one text, not an array, so element 0 is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^[ \t]*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

@@ -186,6 +186,8 @@ def _read_variables(subject: Subject) -> dict[str, int]:
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
         in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
         of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
+        if command.name.startswith("mpi"):  # it sets these for its ranks
+            of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]
         for name in (*_expanded(expanded_in_shell(text)), *of_tasks):
             read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):

@@ -11,6 +11,7 @@ from pathlib import Path
 from ddp_hpc.lint import (
     checks_commands,
     checks_containers,
+    checks_effects,
     checks_environment,
     checks_form,
     checks_job_steps,
@@ -62,6 +63,7 @@ _MODULES = (
     checks_program_limits,
     checks_start_options,
     checks_containers,
+    checks_effects,
     checks_mpi,
     checks_site,
 )

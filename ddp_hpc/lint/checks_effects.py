@@ -1,0 +1,75 @@
+"""Check of lines that together do something else: effects that are lost, or work that is done twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit
+from ddp_hpc.lint.launch_commands import starts
+from ddp_hpc.lint.placeholders import is_template
+from ddp_hpc.request.program_files import text_of
+
+# Expressions for several lines, what is wrong where they end, and what to write. Six blanks continue them.
+_TEXTS = r"""
+BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
+    @ this changes only the shell of the pipe, not that of the script @ write it without the pipe
+^(?:[^#\n'"|]|"[^"\n]*"|'[^'\n]*')*[^|\n]\|\s*(?:read|mapfile|readarray)\s+(?:-\w+\s+)*[A-Za-z]
+    @ this sets variables in the shell of the pipe, not in the script @ write NAME=$(...), or < <(...)
+BEGIN(?:echo|printf|date)\b(?:[^\n&|;\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
+    @ $? is the status of the command before, which only prints @ write status=$? before that
+LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
+^set -\w*u(?:(?!^set \+)[^\0]){,999}?^(?:source|\.) \S*(?:/etc/(?:profile|bash)\S*(?<!a\.sh)|bashrc|init/\w+)$
+    @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
+^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.)\s)[\s\S]){,3000}?
+      ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
+    @ the Python of this module comes before that of the environment @ load modules before the environment
+BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n[\s\S]{,3000}?\$\(\([^()\n#]*\b\1\b
+    @ this number begins with 0, which makes it octal, and 08 and 09 none @ write 10#$NAME
+BEGIN(?:export\s+)?(?:SLURM_(?:ARRAY_TASK_|PROC|LOCAL|NODE|JOB_?)ID|PBS_(?:ARRAY_INDEX|JOBID))=["']?[\w./-]+["']?$
+    @ the variable no longer has the value of the scheduler @ remove the line
+LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_ @ the GPUs of each task begin with 0 @ remove it
+BEGINsrun\s[^&]{,400}?_rank[= ]0\b[^&]{,99}?\n\s*srun\s[^&]{,99}?_rank[= ]1\b
+    @ the first node waits for this one, which starts only after it @ write & at the end of each, and wait
+LINEtorchrun\s[^#]{,400}?\s--local[-_]rank[= ]\d @ all ranks get this @ omit it
+^(?=[^#\n]*\s--?\w)[^#\n]*[^\s&|;({\\][ \t]+\\\n[ \t]*(?:wait|exit|date|deactivate|echo|done|fi)\b
+    @ the backslash makes these words arguments of the command before @ remove it
+^[^#\n"']*\w\u00a0[\w-] @ bash does not know this kind of blank @ write an ordinary one
+BEGIN(?:export\s+)?OMP_NUM_THREADS=["']?\$\{?SLURM_(?:NTASKS|NPROCS|NNODES)\b(?=[\s\S]{,3000}?^(?:srun|mpi)\w*\s)
+    @ this is not the number of cores of a task @ use SLURM_CPUS_PER_TASK
+BEGIN(?:export\s+)?\w*(?:ADDR|HOST|master\w*|node\w*)=["']?\$\(\s*srun\s+hostname[^|)]*\)
+    @ each task prints its own name @ use srun -N 1 -n 1
+LINE[^&>\n]&[ \t]*\n\s*[^#\n]*[^&>\n]&[ \t]*\n\s*wait\s+\$! @ this waits only for the last one @ write wait
+LINE\[{1,2}\s+[^\s\]]+[^\s\]=!<>]==?[^\s\]=]+\s+\] @ this is one word, and always true @ write blanks around =
+BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
+    @ in quotes, the program and its arguments are one name @ omit the quotes
+"""
+_ROWS = [
+    (re.compile(text.replace("BEGIN", r"^[ \t]*").replace("LINE", r"^[^#\n]*"), re.MULTILINE), what, remedy)
+    for text, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _TEXTS.replace("\n      ", ""))
+]
+_COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
+
+
+@check("JOB042", "note", "lines that together do something else, or work that is done twice")
+def _together(subject: Subject) -> Iterator[Problem]:
+    script, started = subject.script, starts(subject)
+    if is_template(script) or (script.shebang and not re.search(r"\b(?:ba|da)?sh\b", script.shebang)):
+        return
+    for pattern, what, remedy in _ROWS:
+        if match := pattern.search(script.text):
+            yield Problem(script.text.count("\n", 0, match.end() - 1) + 1, what, remedy)
+    for command in script.commands:
+        meant = [one for one in _COMMANDS if command.name.isalpha() and is_one_edit(command.name, one)]
+        if meant and not re.search(rf"\b(?:{command.name}\s*\(|[ib]python)", script.text):
+            yield Problem(command.line, "this command is misspelled", f"write {meant[0]}", "warning")
+    tasks = script.value("--array", "-J") or "" if script.scheduler else ""
+    words = [word for start in started for word in start.words]
+    if re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks) and any(word.startswith("--") for word in words):
+        texts = [command.text.encode(errors="replace") for command in script.commands]
+        files = [word for word in words if re.fullmatch(r"[\w./-]{1,200}\.\w+", word) and subject.directory]
+        texts += [text_of((subject.directory or Path()) / name) or b"" for name in files]
+        if not any(re.search(rb"ARRAY|TASK_?ID|\$\{?[1-9@*]|sweep|agent|worker", text) for text in texts):
+            what = "all tasks of the array do the same, unless a program reads the index of its task"
+            yield Problem(subject.line_of("--array", "-J"), what, "give the index to the program")
