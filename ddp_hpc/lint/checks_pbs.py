@@ -54,7 +54,7 @@ _VALUES = {
     "-r": (r"[yn]", "use -r y or -r n"),
 }
 # Dependencies (parse_depend_list of OpenPBS), or other attributes.
-_DEPENDENCY = r"(?:on:\d+|runone:\S+|(?:after|before)(?:ok|notok|any)?(?::\d[\w.\[\]@-]*)+)"
+_DEPENDENCY = r"(?:on:\d+|runone:\S+|(?:after|before)(?:ok|notok|any)?(?::\d[\w.\[\]@-]*(?<!\.))+)"
 _ATTRIBUTES = re.compile(rf"(?!depend=).*|depend={_DEPENDENCY}(?:,{_DEPENDENCY})*", re.DOTALL)
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
