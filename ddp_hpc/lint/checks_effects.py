@@ -20,7 +20,7 @@ BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export|conda\s+activate)\s(?:
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
     @ $? is the status of the command before, which only prints @ write status=$? before that
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
-^set -\w*u(?:(?!^set \+)[^\0]){,999}?^(?:source|\.) \S*(?:/etc/(?:profile|bash)\S*(?<!a\.sh)|bashrc|init/\w+)$
+^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
 ^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
@@ -58,7 +58,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
     if is_template(script) or (script.shebang and not re.search(r"\b(?:ba|da)?sh\b", script.shebang)):
         return
     for pattern, what, remedy in _ROWS:
-        if match := pattern.search(script.text):
+        if match := pattern.search(script.text, 0, 65_536):  # some take time
             yield Problem(script.text.count("\n", 0, match.end() - 1) + 1, what, remedy)
     for command in script.commands:
         meant = [one for one in _COMMANDS if command.name.isalpha() and is_one_edit(command.name, one)]

@@ -860,6 +860,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
             (False, "srun ./a\nexit $?"),
             (True, "set -eu\nsource ~/.bashrc"),
             (False, "set -eu\nset +u\nsource ~/.bashrc"),
+            (False, 'set -eu\nsource "$HOME/conda/etc/profile.d/conda.sh"'),
             (True, "conda activate a\nmodule load gcc python/3.9"),
             (False, "module load python/3.9\nconda activate a"),
             (True, "n=$(printf '%03d' $SLURM_ARRAY_TASK_ID)\necho $((n + 1))"),
