@@ -251,7 +251,7 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     if given is None and reads and (commented or is_missing):
         line = script.text.count("\n", 0, commented.start()) + 1 if commented else 0
         where = f"--array of line {line} is in a comment" if commented else "the script has no --array"
-        what = f"{where}, so SLURM_ARRAY_TASK_ID is empty"
+        what = f"{where}, without which SLURM_ARRAY_TASK_ID is empty"
         remedy = "remove the first #" if commented else "add #SBATCH --array=FIRST-LAST"
         yield Problem(reads[0].line, what, f"{remedy}, or give --array to sbatch", "note")
 

@@ -166,16 +166,12 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     if not gpus or is_open:
         return
     for start in starts(subject):
-        given = (
-            start.command.option("--gres", "--gpus", "--gpus-per-node", "-G") if start.is_launched else None
-        )
-        for option in _GPU_OPTIONS & {*start.options} if start.program == "python" and given is None else ():
+        given = start.is_launched and start.command.option("--gres", "--gpus", "--gpus-per-node", "-G")
+        for option in _GPU_OPTIONS & {*start.options} if start.program == "python" and not given else ():
             several = 1 if option == "--devices" else subject.num_nodes or 1
-            if (number := whole_number(start.given(option))) and number > gpus * several:
-                what = f"the program uses {number} GPUs, and the job has {gpus} on a node"
-                yield Problem(
-                    start.command.line, what, f"use {option}={gpus}, or request {number}", "warning"
-                )
+            if (num := whole_number(start.given(option))) and num > gpus * several:
+                what = f"the program uses {num} GPUs, and the job has {gpus} on a node"
+                yield Problem(start.command.line, what, f"use {option}={gpus}, or request {num}", "warning")
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, table
 from ddp_hpc.lint.launch_commands import Start, programs, starts
 from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
@@ -33,6 +33,13 @@ _READS_FILE = re.compile(r"(?:^|[\s'\";&])(?:source|\.)\s|container|apptainer|si
 _OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
 # Options and variables with which each rank sees only its own GPU.
 _OWN_GPU = re.compile(r"gpus-per-task|gpu-bind|VISIBLE_DEVICES|ZE_AFFINITY_MASK")
+# Lines of programs that fit a single node, unless the program chooses them by its environment.
+_LOCAL = table(r"""
+^[ \t]*(?:os\.environ\[.MASTER_ADDR.\] *= *.|[^#\n]*['"]tcp://)(?:localhost|127\.)
+    @ the program connects each node to itself @ set MASTER_ADDR to the first node, before srun
+^ *(\w+) *= ?(?:[\w.]*get_rank\(\)|int\(os.environ\W+(?:SLURM_PROC|RANK)\w*\W{3})$(?s:.{,999})set_device\(\1\)
+    @ the program takes the number among all ranks for that of a GPU @ use int(os.environ["LOCAL_RANK"])
+""")
 # A shorter run loses little if it begins again.
 _LONG_S = 3600
 
@@ -41,11 +48,13 @@ _LONG_S = 3600
 def _without_variables(subject: Subject) -> Iterator[Problem]:
     if "MASTER_ADDR" not in subject.script.text and not re.search(_READS_FILE, subject.script.text):
         yield from _without_address(subject)
-    if re.search(r"\bRANK=", "\n".join(subject.script.lines)):
-        return
+    has_rank = bool(re.search(r"\bRANK=", "\n".join(subject.script.lines)))
     for start in starts(subject):
+        text = _program(start)[1] if start.is_launched and (start.num_nodes or 1) > 1 else ""
+        for _, what, remedy in (r for r in _LOCAL if re.search(r[0], text, re.M) and "in os.env" not in text):
+            yield Problem(start.command.line, what, remedy)
         is_python = start.is_launched and start.program == "python" and not start.is_torchrun
-        if re.search(r"ddp[-_]hpc[ .]exec", start.command.text):
+        if has_rank or re.search(r"ddp[-_]hpc[ .]exec", start.command.text):
             continue
         if not is_python or start.launcher_hides_options or (start.num_ranks or 1) < 2:
             continue
@@ -174,8 +183,5 @@ def _has_several_ranks(start: Start) -> bool:
     if start.program in ("accelerate", "deepspeed"):
         options = start.options_of(start.program)
         return "1" not in (options.get("--num-processes"), options.get("--num-gpus"))
-    return (
-        start.is_launched
-        and not start.launcher_hides_options
-        and (start.num_ranks or start.ranks_per_node or 1) > 1
-    )
+    is_clear = start.is_launched and not start.launcher_hides_options
+    return is_clear and (start.num_ranks or start.ranks_per_node or 1) > 1
