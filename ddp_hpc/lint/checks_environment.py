@@ -53,7 +53,7 @@ NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none)$)\w+ @ NCCL has no su
 TORCH_DISTRIBUTED_DEBUG @ (?i)(?!(?:off|info|detail)$)\w+ @ PyTorch rejects it @ write DETAIL @ note
 CUDA_DEVICE_ORDER @ (?!(?:PCI_BUS_ID|FASTEST_FIRST)$)\w+ @ CUDA has no such order @ write PCI_BUS_ID @ note
 WANDB_MODE @ (?!(?:online|offline|disabled|dryrun|run|shared)$)\w+ @ wandb rejects it @ write offline @ note
-NCCL_(?:IB|P2P)_DISABLE|CUDA_LAUNCH_BLOCKING @ 1
+NCCL_P2P_DISABLE|CUDA_LAUNCH_BLOCKING @ 1
     @ this helps to find errors, and slows the job down @ omit it, if the job works without it @ note
 MASTER_PORT @ \$\(\(\s*\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?\s*\)\)
     @ a job ID can be larger than a port @ add a remainder of it, such as SLURM_JOB_ID % 20000 @ note

@@ -246,14 +246,10 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
         if command.name not in ("echo", "printf", "[", "[[", "test")
         and any(re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", word) for word in command.words)
     ]
-    is_tested = any(c.name in ("[", "[[", "test") and "SLURM_ARRAY" in c.text for c in script.commands)
-    is_missing = script.scheduler == "slurm" and not is_tested and "--array" not in script.text
-    if given is None and reads and (commented or is_missing):
-        line = script.text.count("\n", 0, commented.start()) + 1 if commented else 0
-        where = f"--array of line {line} is in a comment" if commented else "the script has no --array"
-        what = f"{where}, without which SLURM_ARRAY_TASK_ID is empty"
-        remedy = "remove the first #" if commented else "add #SBATCH --array=FIRST-LAST"
-        yield Problem(reads[0].line, what, f"{remedy}, or give --array to sbatch", "note")
+    if given is None and reads and commented:
+        line = script.text.count("\n", 0, commented.start()) + 1
+        what = f"--array of line {line} is in a comment, so SLURM_ARRAY_TASK_ID is empty"
+        yield Problem(reads[0].line, what, "remove the first #, or give --array to sbatch", "note")
 
 
 def _elements(text: str) -> list[str]:

@@ -263,7 +263,8 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         requested = " ".join(d.text for d in subject.script.read())
         has_tasks = subject.script.value("--ntasks") not in (None, "1") or (subject.ranks_per_node or 1) > 1
         # Without srun, a program can use the CPUs of all tasks.
-        has_one_cpu = subject.scheduler.name == "slurm" and (start.is_launched or not has_tasks)
+        of_chunks = subject.scheduler.reader.requests_by_resources
+        has_one_cpu = not of_chunks and (start.is_launched or not has_tasks)
         if num_workers > 1 and has_one_cpu and not _MORE_CPUS.search(requested):
             what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")

@@ -1183,7 +1183,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB034", "note", S + "apt-get install -y gcc\nmake\n"),
     ("JOB034", "note", S + "pip install torch\n"),
     ("JOB034", "note", S + "srun bash -c python train.py\n"),
-    ("SLURM032", "note", S + "python train.py --seed $SLURM_ARRAY_TASK_ID\n"),
     ("JOB034", "note", S + "accelerate --num_processes 4 train.py\n"),
     ("JOB034", "note", S + "sbatch --wrap='python a.py' job.sh\n"),
     ("JOB034", "note", S + "qsub job.sh -l walltime=1:00:00\n"),
