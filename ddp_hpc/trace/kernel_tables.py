@@ -97,7 +97,8 @@ def kernels_by_operator(capture: Capture) -> Table:
         is_product = row["kind"] == "matrix products"
         flops = num_flops(row["operator"], row["shapes"]) if is_product else 0
         row["tflops"] = calls_per_s * flops / 1e12 or None
-        row["speed"] = calls_per_s * num_bytes(row["operator"], row["kind"], row["shapes"]) / 1e9 or None
+        num = 0 if row["is_copy"] else num_bytes(row["operator"], row["kind"], row["shapes"])
+        row["speed"] = calls_per_s * num / 1e9 or None
     rows = with_others(capture, [row for row in rows if row["operator"]], "operator")
     shapes = [Column("shapes", "input shapes", short)] if any(row["shapes"] for row in rows) else []
     kernel = Column("name", "kernel", kernel_name(capture))

@@ -50,7 +50,7 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
     found += _data_types(capture)
-    if not capture.collectives and capture.world_size > 1:
+    if not capture.collectives:
         found.append(("communication", "no collective was recorded"))
     memories = [memory for trace in capture.ranks for memory in device_memory(trace)]
     largest = max(memories, key=lambda memory: memory.allocated_bytes, default=None)

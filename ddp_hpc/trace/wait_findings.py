@@ -101,7 +101,7 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
 
 def _waits_in_steps(capture: Capture) -> list[Row]:
     rows = tables.blocking_calls(capture).rows
-    return [row for row in rows if row["annotation"] not in (AFTER, BEFORE)]
+    return [row for row in rows if row["annotation"] not in (AFTER, BEFORE) and not row.get("is_sum")]
 
 
 def _share(time_s: float, capture: Capture) -> str:
@@ -143,7 +143,7 @@ def idle_device(capture: Capture, wall_s: float) -> Iterator[str]:
     """Describes the launches for which the device waits, if it does for a large part of a step."""
     overall = capture.mean
     launches = [trace.launches for trace in capture.ranks if trace.launches]
-    waits = tables.host_waits(capture).rows
+    waits = [row for row in tables.host_waits(capture).rows if not row.get("is_sum")]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
         yield _late_launches(capture, launches, waits)
     regions = {row["name"]: row for row in tables.regions(capture).rows}

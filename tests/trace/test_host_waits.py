@@ -194,6 +194,17 @@ def test_a_call_before_the_first_step_of_the_device_is_not_in_a_step(tmp_path):
     )
 
 
+def test_many_short_waits_are_one_row_without_a_name(tmp_path):
+    """40 different operators, in each of which the device waits for 0.08 % of the step."""
+    events = [annotation("ProfilerStep#4", 0, 10_000)]
+    for number in range(40):
+        events.append(event("cpu_op", f"aten::op{number}", 250 * number, 9))
+        events += launch(number + 1, 250 * number + 8, "k", 250 * number + 8, 242)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert [row[0] for row in _shown(tables.host_waits(capture))] == ["40 others"]
+    assert capture.findings
+
+
 def test_calls_in_which_the_host_waits_are_listed_with_what_is_around_them(tmp_path):
     def copy(number, at_us, dur_us, ran_us):
         call = event("cuda_runtime", "cudaMemcpyAsync", at_us, dur_us, correlation=number)
