@@ -95,7 +95,7 @@ def kernels_by_operator(capture: Capture) -> Table:
     for row in rows:
         calls_per_s = row["num_calls"] / (row["total_s"] or math.inf)
         is_product = row["kind"] == "matrix products"
-        flops = num_flops(row["operator"], row["shapes"]) if is_product else 0
+        flops = num_flops(row["operator"], row["shapes"], row["name"]) if is_product else 0
         row["tflops"] = calls_per_s * flops / 1e12 or None
         num = 0 if row["is_copy"] else num_bytes(row["operator"], row["kind"], row["shapes"])
         row["speed"] = calls_per_s * num / 1e9 or None

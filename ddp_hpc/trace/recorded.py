@@ -130,8 +130,8 @@ def _speed_of_products(capture: Capture) -> str:
     """
     kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
     products = [kernel for kernel in kernels if kernel.kind == "matrix products"]
-    each = [num_flops(kernel.operator, kernel.shapes) for kernel in products]
-    known_s = sum(kernel.total_s for kernel, flops in zip(products, each, strict=True) if flops)
+    each = [num_flops(kernel.operator, kernel.shapes, kernel.name) for kernel in products]
+    known_s = sum(kernel.total_s for kernel in products if num_flops(kernel.operator, kernel.shapes))
     flops = sum(kernel.num_calls * flops for kernel, flops in zip(products, each, strict=True))
     all_s = sum(kernel.total_s for kernel in products)
     if not flops or known_s < all_s / 2 or all_s < _MUCH * sum(kernel.total_s for kernel in kernels):

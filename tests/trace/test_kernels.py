@@ -129,6 +129,7 @@ def test_the_operations_of_matrix_products_are_those_that_torch_counts():
         assert num_flops(name, shapes) == counter.get_total_flops() > 0
     assert num_flops("aten::mm", "") == num_flops("aten::mm", "3x5") == 0
     assert num_flops("aten::add", "3x5, 5x7") == 0
+    assert num_flops("aten::mm", "9" * 400 + "x1, 1x7") == num_flops("aten::mm", "9x" * 400 + "1, 1x7") == 0
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,12 @@ def test_the_operations_of_matrix_products_are_those_that_torch_counts():
         ("aten::sum", "softmax and reductions", "4x8 (float)", 0),
         ("aten::cat", "copies", "4x8, 4x8 (TensorList)", 0),
         ("aten::add", "elementwise", "4x8, 8, 9 (float, int)", 0),
+        ("aten::mul", "elementwise", "4x8, 4x8 (float, double)", 0),  # by a number, into the second tensor
+        ("aten::mul", "elementwise", "4x8 (double, BFloat16)", 2 * 2 * 32),
+        ("aten::mm", "copies", "4x8, 8x4 (BFloat16)", 0),  # what cuBLAS clears
+        ("aten::miopen_convolution", "copies", "1x3x8x8, 3x3x3x3 (Half)", 0),  # what MIOpen transposes
+        ("aten::eq", "elementwise", "4x8, 4x8 (float)", 0),  # its output has another type
+        ("aten::mul", "elementwise", "x".join(["9" * 5000] * 40) + " (float)", 0),
         ("aten::mul", "elementwise", "", 0),
     ],
 )
@@ -161,6 +168,17 @@ def test_matrix_products_have_a_speed_if_their_shapes_were_recorded(tmp_path):
     assert speeds == [pytest.approx(400), None]
     said = "from the shapes of 53% of them by time"
     assert dict(details(capture))["speed of matrix products"] == f"400 TFLOP/s, {said}"
+
+
+def test_a_kernel_that_adds_up_parts_of_a_product_has_no_speed_but_its_time_counts(tmp_path):
+    dims = {"Input Dims": [[1000, 1000], [1000, 2000]]}
+    events = [annotation("ProfilerStep#1", 0, 100), event("cpu_op", "aten::mm", 0, 9, **dims)]
+    events += [*launch(1, 1, "gemm", 5, 15), *launch(2, 4, "void splitKreduce_kernel", 20, 5)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    rows = kernel_tables.kernels_by_operator(capture).rows
+    assert [row["tflops"] for row in rows] == [pytest.approx(4 / 15e-3), None]
+    said = "200 TFLOP/s, from the shapes of 100% of them by time"
+    assert dict(details(capture))["speed of matrix products"] == said
 
 
 @pytest.mark.parametrize(
