@@ -37,7 +37,8 @@ _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?
 
 
 def _computing_kernels(capture: Capture) -> list[Kernel]:
-    return [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    kernels = (kernel for trace in capture.ranks for kernel in trace.kernels)
+    return [kernel for kernel in kernels if kernel.kind in KINDS and not kernel.is_copy]
 
 
 def gains(capture: Capture, wall_s: float) -> str:

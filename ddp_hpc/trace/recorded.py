@@ -57,7 +57,8 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     peak = "not recorded (profile_memory=True)"
     if largest and largest.allocated_bytes > 0:
         more = " more than at the start of the recording" * largest.is_change
-        whole = f" of {format_bytes(capacity)}" if (capacity := first.memory_bytes) else ""
+        capacity = first.memory_bytes * (largest.device != "cpu")
+        whole = f" of {format_bytes(capacity)}" * (capacity > 0)
         peak = f"at most {format_bytes(largest.allocated_bytes)}{more}{whole * (not more)}"
     elif any(trace.memory for trace in capture.ranks):
         peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"

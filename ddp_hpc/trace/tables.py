@@ -106,7 +106,7 @@ def memory(capture: Capture) -> Table:
         | ({"device": f"{memory.device}, since the start"} if memory.is_change else {})
         for trace in capture.ranks
         for memory in device_memory(trace)
-        if memory.allocated_bytes
+        if memory.allocated_bytes > 0
     ]
     is_shown = {"host": len({row["host"] for row in rows}) > 1, "step": capture.has_steps}
     return Table(

@@ -198,7 +198,20 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
 
 def has_long_waits(capture: Capture) -> bool:
     """Returns whether the device waits so long for late launches that launching does not take the time."""
-    return _late_launch(capture)[1] > _LONG_WAIT_S
+    longest_s = _longest_late_launch_s(capture) * _is_mostly_one_wait(capture)
+    return max(_late_launch(capture)[1], longest_s) > _LONG_WAIT_S
+
+
+def _longest_late_launch_s(capture: Capture) -> float:
+    """Returns the longest time in which the device waits for a launch; 0 for several ranks."""
+    own = capture.ranks[0].gaps if len(capture.ranks) == 1 else ()
+    times = (gap.dur_s for gap in own if region_of(gap.operator) not in ("data", "snapshot"))
+    return min(max(times, default=0.0), capture.mean.idle_host_s * capture.num_steps)
+
+
+def _is_mostly_one_wait(capture: Capture) -> bool:
+    all_s = capture.mean.idle_host_s * capture.num_steps
+    return _longest_late_launch_s(capture) > _MOST_OF_WAITS * all_s
 
 
 def _late_launch(capture: Capture) -> tuple[float, float]:
@@ -215,17 +228,17 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Seq
         for row in waits
         if (row["name"] or row["operator"]) and row["total_s"] >= _MUCH_OF_WAITS * capture.mean.idle_host_s
     ]
-    all_s = capture.mean.idle_host_s * capture.num_steps
-    own = capture.ranks[0].gaps if len(capture.ranks) == 1 else ()
-    longest_s = max((gap.dur_s for gap in own), default=0.0)
-    on_average = f"for {duration(wait_s)} on average" + f" (at most {duration(longest_s)})" * (longest_s > 0)
-    if num_late > 1 and longest_s > _MOST_OF_WAITS * all_s:
-        on_average = f"once for {duration(min(longest_s, all_s))}"
+    longest_s = _longest_late_launch_s(capture)
+    mean = f"for {duration(wait_s)}{' on average' * (num_late * capture.num_steps > 1)}"
+    if longest_s > wait_s and duration(longest_s) != duration(wait_s):
+        mean += f" (at most {duration(longest_s)})"
+    if num_late > 1 and _is_mostly_one_wait(capture):
+        mean = f"once{' in all steps' * (capture.num_steps > 1)} for {duration(longest_s)}"
     text = (
         f"The device waits for the host {counted(max(1, round(num_late)), 'time')}{capture.per_step}, "
-        f"{on_average}{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
+        f"{mean}{(named and ', longest in ' + ' and '.join(named[:_MOST_NAMED])) or ''}."
     )
-    if wait_s > _LONG_WAIT_S or any(stats.num_graphs for stats in launches):
+    if has_long_waits(capture) or any(stats.num_graphs for stats in launches):
         return text
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     share = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)

@@ -194,6 +194,16 @@ def test_a_call_before_the_first_step_of_the_device_is_not_in_a_step(tmp_path):
     )
 
 
+def test_one_long_wait_among_short_ones_is_not_because_of_many_launches(tmp_path):
+    events = [annotation("ProfilerStep#4", 0, 3000), event("cpu_op", "aten::empty", 100, 2500)]
+    for number, at in enumerate((0, 50, 2700, 2800, 2900)):
+        events += launch(number + 1, at, "hgemm", at + 5, 20)
+    said = " ".join(read_capture(write(tmp_path / "rank0.json", events).parent).findings)
+    assert "once for 2.63 ms, longest in aten::empty (2.5 ms)." in said
+    assert "CUDA graphs" not in said
+    assert "fewer launches" not in said
+
+
 def test_many_short_waits_are_one_row_without_a_name(tmp_path):
     """40 different operators, in each of which the device waits for 0.08 % of the step."""
     events = [annotation("ProfilerStep#4", 0, 10_000)]
