@@ -17,17 +17,18 @@ BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export|conda\s+activate)\s(?:
     @ this changes only the shell of the pipe, not that of the script @ write it without the pipe
 ^(?:[^#\n'"|]|"[^"\n]*"|'[^'\n]*')*[^|\n]\|\s*(?:read|mapfile|readarray)\s+(?:-\w+\s+)*[A-Za-z]
     @ this sets variables in the shell of the pipe, not in the script @ write NAME=$(...), or < <(...)
-BEGIN(?:echo|printf|date)\b(?:[^\n&|;\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
+BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
     @ $? is the status of the command before, which only prints @ write status=$? before that
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
-^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.)\s)[\s\S]){,3000}?
+^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.|deactivate|else)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
     @ the Python of this module comes before that of the environment @ load modules before the environment
-BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n[\s\S]{,3000}?\$\(\([^()\n#]*\b\1\b
+BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
+      (?:(?!\bfor\s+\1\b|^[ \t]*\1=)[\s\S]){,3000}?\$\(\([^()\n#]*\b\1\b
     @ this number begins with 0, which makes it octal, and 08 and 09 none @ write 10#$NAME
-BEGIN(?:export\s+)?(?:SLURM_(?:ARRAY_TASK_|PROC|LOCAL|NODE|JOB_?)ID|PBS_(?:ARRAY_INDEX|JOBID))=["']?[\w./-]+["']?$
+^(?:export\s+)?(?:SLURM_(?:ARRAY_TASK_|PROC|LOCAL|NODE|JOB_?)ID|PBS_(?:ARRAY_INDEX|JOBID))=["']?[\w./-]+["']?$
     @ the variable no longer has the value of the scheduler @ remove the line
 LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_ @ the GPUs of each task begin with 0 @ remove it
 BEGINsrun\s[^&]{,400}?_rank[= ]0\b[^&]{,99}?\n\s*srun\s[^&]{,99}?_rank[= ]1\b
@@ -50,6 +51,8 @@ _ROWS = [
     for text, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _TEXTS.replace("\n      ", ""))
 ]
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
+# Programs whose names differ from these by one letter.
+_OTHERS = frozenset(("ipython", "bpython", "jython", "pythonw", "smpirun"))
 
 
 @check("JOB042", "note", "lines that together do something else, or work that is done twice")
@@ -61,8 +64,11 @@ def _together(subject: Subject) -> Iterator[Problem]:
         if match := pattern.search(script.text, 0, 65_536):  # some take time
             yield Problem(script.text.count("\n", 0, match.end() - 1) + 1, what, remedy)
     for command in script.commands:
-        meant = [one for one in _COMMANDS if command.name.isalpha() and is_one_edit(command.name, one)]
-        if meant and not re.search(rf"\b(?:{command.name}\s*\(|[ib]python)", script.text):
+        name = command.name
+        meant = [one for one in _COMMANDS if name.isalpha() and is_one_edit(name, one)]
+        # In (( )), it is a variable.
+        is_own = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b"
+        if meant and name not in _OTHERS and not re.search(is_own, script.text):
             yield Problem(command.line, "this command is misspelled", f"write {meant[0]}", "warning")
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
     words = [word for start in started for word in start.words]
@@ -70,6 +76,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
         texts = [command.text.encode(errors="replace") for command in script.commands]
         files = [word for word in words if re.fullmatch(r"[\w./-]{1,200}\.\w+", word) and subject.directory]
         texts += [text_of((subject.directory or Path()) / name) or b"" for name in files]
-        if not any(re.search(rb"ARRAY|TASK_?ID|\$\{?[1-9@*]|sweep|agent|worker", text) for text in texts):
+        reads = re.compile(rb"ARRAY|(?:TASK|JOB)_?ID|RANDOM|\$\{?[1-9@*]|sweep|agent|worker")
+        if not any(map(reads.search, texts)):
             what = "all tasks of the array do the same, unless a program reads the index of its task"
             yield Problem(subject.line_of("--array", "-J"), what, "give the index to the program")

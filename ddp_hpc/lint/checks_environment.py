@@ -135,7 +135,8 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
 @check("JOB030", "error", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
-        is_known = name == "PATH" or (name == "LD_LIBRARY_PATH" and "module load" in subject.script.text)
+        before = (c.line < line and c.text.startswith("module load") for c in subject.script.commands)
+        is_known = name == "PATH" or (name == "LD_LIBRARY_PATH" and any(before))
         is_whole = is_known and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
         if is_whole and not re.search(rf"\$\{{?{name}\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
             of = "commands such as python and srun" if name == "PATH" else "libraries of modules"

@@ -115,7 +115,8 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
 def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:
     """Yields a timeout that the job does not reach, a loop over GPUs that waits, and needless copies."""
     once, per_node = _ONCE.match(command.text), ranks_per_node(subject, command) or 1
-    if once and per_node > 1:
+    of_task = re.match("[^;&|]*(?:PROCID|LOCALID|NODEID)", single_quoted(command.text))
+    if once and per_node > 1 and not of_task:
         what = f"{per_node} tasks of each node start {once[1]}, and all of them do the same"
         yield Problem(command.line, what, "add -N and --ntasks-per-node=1")
     limit, walltime_s = _TIMEOUT.match(command.text), subject.walltime_s
@@ -191,7 +192,9 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             remedy = f"request --ntasks={step}" if step > tasks else "request more CPUs per task"
             yield Problem(command.line, what, remedy, "note")  # the site may assign whole nodes
         for option in ("--gres", "--gpus-per-node", "--mem", "--mem-per-cpu"):
-            if 0 < _size(script.value(option)) < _size(command.option(option)):
+            # Fewer tasks may have more memory for each CPU.
+            is_part = option == "--mem-per-cpu" and _SIZED.search(command.text)
+            if not is_part and 0 < _size(script.value(option)) < _size(command.option(option)):
                 what = f"the {option} of the job step is more than that of the job"
                 yield Problem(command.line, what, "request as much for the job", "error")
         threads = whole_number(command.option("--threads-per-core")) or 0

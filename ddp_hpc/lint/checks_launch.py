@@ -315,7 +315,8 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
         if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
-            remedy = "start it with srun, or request one node"
+            launcher = "mpiexec" if subject.scheduler.name == "pbs" else "srun"
+            remedy = f"start it with {launcher}, or request one node"
             yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
             return
 

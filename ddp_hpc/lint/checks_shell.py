@@ -126,7 +126,8 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ DeepSpeed has no such launcher @ use pdsh, slurm, openmpi, mpich, mvapich or impi @ note
 <ANY>(?<!\S)(?:/bin/)?(?:ba|z)?sh\s+-l?c\s+[\w./-]+\s+[^\s;&|<>)]
     @ the shell takes only the first word for the command @ quote the whole command @ note
-(?:<LAUNCH>)?accelerate\s+(?:--\w|[\w./-]+\.py\b) @ launch is missing @ write accelerate launch @ note
+(?:<LAUNCH>)?accelerate\s+(?:--(?!help|version)\w|[\w./-]+\.py\b)
+    @ launch is missing @ write accelerate launch @ note
 [^#'"]*\bsbatch\s[^#"']*--wrap[= ]\s*(?:"[^"]*"|'[^']*'|[^\s"'-]\S*)\s+[\w./][\w./-]*(?:\s|$)
     @ sbatch takes no script with --wrap @ quote the whole command, or omit the script @ note
 [^#'"]*\bqsub\s[^#'"]*?\.(?:sh|pbs|qsub|job)\s+-[A-Za-z]\s
