@@ -13,7 +13,7 @@ from ddp_hpc.request.program_files import text_of
 
 # Expressions for several lines, what is wrong where they end, and what to write. Six blanks continue them.
 _TEXTS = r"""
-BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
+BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
     @ this changes only the shell of the pipe, not that of the script @ write it without the pipe
 ^(?:[^#\n'"|]|"[^"\n]*"|'[^'\n]*')*[^|\n]\|\s*(?:read|mapfile|readarray)\s+(?:-\w+\s+)*[A-Za-z]
     @ this sets variables in the shell of the pipe, not in the script @ write NAME=$(...), or < <(...)

@@ -855,6 +855,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
         for expected, code in (
             (True, "module load cuda | tee log"),
             (False, "module list | tee log"),
+            (False, "export | grep SLURM"),
             (True, "nvidia-smi -L | read first rest"),
             (False, "nvidia-smi -L | while read line; do echo $line; done"),
             (True, "srun ./a\necho end\nexit $?"),
