@@ -78,7 +78,7 @@ def is_reached(text: str, line: int) -> bool:
     """
     complaint = bash_complaint(text)
     lines = text.splitlines()
-    exits = [n for n, text in enumerate(lines[: line - 1], start=1) if re.fullmatch(r"exit\b[^&|]*", text)]
+    exits = [n for n, own in enumerate(lines[: line - 1], start=1) if re.fullmatch(r"exit\b[^&|]*", own)]
     return (complaint is None or complaint[0] >= line) and all(
         bash_complaint("\n".join(lines[:n])) for n in exits[:_MAX_EXITS]
     )

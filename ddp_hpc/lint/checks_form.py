@@ -201,10 +201,13 @@ def _joined(name: str, before: str, value: str) -> str:
         return "write one option, with ? between all jobs, or with commas"
     items, others = before.split(","), value.split(",")
     counts = name in ("--gres", "--licenses", "--tres-per-task")
-    of_both = {re.split("[:=]", item)[0] for item in items} & {re.split("[:=]", item)[0] for item in others}
-    shares = {"gpu", "shard", "mps"}  # of which Slurm accepts one
-    of_gpu = {re.split("[:=]", item)[0] for item in (*items, *others)} & shares
-    if name not in _LISTS or (counts and (of_both or len(of_gpu) > 1)) or {"NONE", "NIL"} & {*items, *others}:
+    first, second = ({re.split("[:=]", item)[0] for item in part} for part in (items, others))
+    of_gpu = (first | second) & {"gpu", "shard", "mps"}  # of which Slurm accepts one
+    if (
+        name not in _LISTS
+        or (counts and (first & second or len(of_gpu) > 1))
+        or {"NONE", "NIL"} & {*items, *others}
+    ):
         return "remove one of them"
     return f"write one option with a list: {plain(f'{name}={before},{value}')}"
 

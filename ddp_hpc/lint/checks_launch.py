@@ -315,7 +315,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
         if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
-            launcher = "mpiexec" if subject.scheduler.name == "pbs" else "srun"
+            launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
             remedy = f"start it with {launcher}, or request one node"
             yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
             return

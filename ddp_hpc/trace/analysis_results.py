@@ -277,6 +277,7 @@ class RankTrace:
     functions: tuple[Region, ...] = ()
     """Python functions other than those that only call another one."""
     threads: tuple[Region, ...] = ()
+    """Threads of the host that run operators or annotations."""
     slow_steps: tuple[SlowStep, ...] = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it

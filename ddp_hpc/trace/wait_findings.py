@@ -62,8 +62,9 @@ _CALLS = (
 def waits_of_host(capture: Capture) -> Iterator[str]:
     """Names the calls in which the host waits, and where it waits without a call, if this takes long."""
     wall_s = capture.mean.wall_s or 1.0
-    early = [row for row in tables.blocking_calls(capture).rows if row["annotation"] == BEFORE]
-    rows = _waits_in_steps(capture)
+    everything = tables.blocking_calls(capture).rows
+    early = [row for row in everything if row["annotation"] == BEFORE]
+    rows = _in_steps(everything)
     still = [row for row in rows if row["reason"] == NO_CALL]
     rows = [row for row in rows if row["reason"] != NO_CALL]
     early_s = sum(row["total_s"] for row in early) / capture.num_steps
@@ -99,8 +100,7 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
         )
 
 
-def _waits_in_steps(capture: Capture) -> list[Row]:
-    rows = tables.blocking_calls(capture).rows
+def _in_steps(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["annotation"] not in (AFTER, BEFORE) and not row.get("is_sum")]
 
 
@@ -182,7 +182,9 @@ def ahead_of_device(capture: Capture, wall_s: float) -> Iterator[str]:
     ahead_s = statistics.fmean(stats.delay_s for stats in launches)
     waits_s = capture.mean.device_idle_s + capture.mean.comm_exposed_s
     if waits_s < _MUCH_IDLE * wall_s and ahead_s >= _MUCH * wall_s:
-        is_free = sum(row["total_s"] for row in _waits_in_steps(capture)) < _LITTLE * wall_s
+        is_free = (
+            sum(row["total_s"] for row in _in_steps(tables.blocking_calls(capture).rows)) < _LITTLE * wall_s
+        )
         place = "in the steps, " * capture.has_steps
         none = f", and {place}no call of the host waits for long" * is_free
         if statistics.fmean(stats.queue_median for stats in launches) >= _FULL_QUEUE:
