@@ -67,6 +67,24 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         what = "each job step takes all CPUs of its nodes, so the next srun waits until it has ended"
         remedy = "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G"
         yield Problem(in_background[0].line, what, remedy)
+    yield from _share_memory(subject)
+
+
+def _share_memory(subject: Subject) -> Iterator[Problem]:
+    """Yields job steps on one node that wait for the memory of others: one without --mem takes all of it."""
+    given, steps = subject.script.value("--mem"), []
+    for command in subject.script.launches("srun"):
+        if command.ends == "&" and not re.search(r"--overlap|--mem-per|--jobid|--het-group", command.text):
+            steps += [command] * (1 + is_in_loop(subject, command))
+    if not given or subject.num_nodes != 1 or len(steps) < 2:
+        return
+    takes_all = [c for c in steps if re.search(r"--ex(?:act|clusive)\b", c.text) and not c.option("--mem")]
+    if takes_all:
+        what = f"each job step takes all of --mem={plain(given)}, so the next srun waits until it has ended"
+        yield Problem(takes_all[0].line, what, "give each its part: srun --exact --mem=...")
+    elif 0 < _size(given) < sum(_size(c.option("--mem")) for c in steps):
+        what = f"the job steps need more than --mem={plain(given)} together, so some wait for the others"
+        yield Problem(steps[0].line, what, "request more, or give each step less")
 
 
 def is_in_loop(subject: Subject, command: Command) -> bool:

@@ -28,7 +28,9 @@ from ddp_hpc.schedulers.script_options import whole_number
 _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
-_WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_]|n)?(?:workers|threads|cpus|cores)[= ](\d{1,3})\b")
+_WORKERS = re.compile(
+    r"--(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
+)
 _MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
 # Other resources of --gres may follow, such as gpu:4,nvme:100.
 _GPUS_OF_STEP = re.compile(r"(?:(?:.*,)?gpu:)?(?:[^:,]*:)?(\d+)(?:,|$)")

@@ -47,6 +47,9 @@ _DIFFERS_IN_CSH = re.compile(
       | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b""",
     re.VERBOSE,
 )
+_PLACES = re.compile(
+    r"ppn|perhost|npernode|map-by|oversubscribe|host|\s-f\s|\s-H\s|rankfile|singularity|apptainer"
+)
 # Options with the values that qsub accepts.
 _VALUES = {
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
@@ -292,6 +295,21 @@ def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
                     f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node",
                 )
                 break
+
+
+@check("PBS025", "note", "more ranks than lines of PBS_NODEFILE")
+def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    chunks = selects[-1].split("+") if selects else []
+    found = [re.fullmatch(r"(?:(\d{1,4}):)?(?:.*:)?ncpus=(\d{1,4})\b.*", chunk) for chunk in chunks]
+    # A chunk without mpiprocs has one line (pbs_resources(7B)).
+    slots = sum(int(one[1] or 1) for one in found if one and int(one[2]) > 1 and "mpiprocs" not in one[0])
+    for command in subject.script.launches("mpirun", "mpiexec") if all(found) and slots else ():
+        total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or "")) or 0
+        if total > slots and "mpiprocs" not in selects[-1] and not _PLACES.search(command.text):
+            lines = "1 line" if slots == 1 else f"{slots} lines"
+            what = f"PBS_NODEFILE has {lines} without mpiprocs, and Open MPI starts no more ranks than that"
+            yield Problem(command.line, what, f"add :mpiprocs={-(-total // slots)} to the chunk")
 
 
 @check("PBS022", "error", "a resource that belongs into select, or not")

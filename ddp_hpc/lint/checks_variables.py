@@ -41,6 +41,9 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
+_SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+# An assignment that is a command of its own.
+_SET_BY_TASK = re.compile(r"(?:^|[;&\n])\s*([A-Z_]+)=(?:\$\([^)]*\)|[^\s;&]*)\s*(?=[;\n]|&&)")
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _REQUESTS = re.compile(r"--(?:nodes|ntasks|cpus|gres|gpus|mem|exclusive|constraint)|-l")
 _NODE_LIST = re.compile(
@@ -352,6 +355,12 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
         if not start.is_launched or start.program not in ("bash", "sh") or "--export" in start.command.text:
             continue
         code = single_quoted(start.command.text)
+        for name in dict.fromkeys(_SET_BY_TASK.findall(code)):
+            is_needed = name in _SET_FOR_RANKS or _READ_BY_PROGRAMS.fullmatch(name)
+            is_seen = re.search(rf"\b(?:export|declare -x)\b[^\n;]*\b{name}\b|\$\{{?{name}\b", script.text)
+            if is_needed and not is_seen and name not in {other for _, other, _ in script.exports}:
+                what = f"each task sets {name}, but its programs do not get it, as it is not exported"
+                yield Problem(start.command.line, what, f"write export {name}=", "note")
         for name in dict.fromkeys(_expanded(code)):
             sets = rf"\b(?:export|declare -x|typeset -x)\b[^\n]*\b{name}\b|-x {name}\b"
             is_set = re.search(rf"(?<![\w$]){name}=|\b(?:for|read)\s[^;]*\b{name}\b", code)

@@ -137,6 +137,7 @@ ACCEPTED_BY_SBATCH: list[str] = [
 ]
 
 S = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
+ONE_NODE = S + "#SBATCH --nodes=1\n#SBATCH --ntasks=4\n"
 FOUR = S + "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
 RANKS = S + "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 ONE = S + "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\n"
@@ -361,6 +362,18 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM025", False, FOUR + "srun -n 1 ./a &\nsrun -n 1 ./b &\nwait\n"),
     ("SLURM025", True, FOUR + "srun -n 8 ./a &\nsrun -n 8 ./b &\nwait\n"),
     ("SLURM025", False, S + "for i in 1 2; do\n  srun ./a $i &\n  wait\ndone\n"),
+    (
+        "SLURM025",
+        True,
+        ONE_NODE + "#SBATCH --mem=8G\nsrun -n 1 --exact ./a &\nsrun -n 1 --exact ./b &\nwait\n",
+    ),
+    ("SLURM025", False, ONE_NODE + "srun -n 1 --exact ./a &\nsrun -n 1 --exact ./b &\nwait\n"),
+    ("SLURM025", True, ONE_NODE + "#SBATCH --mem=8G\n" + "srun -n 1 --exact --mem=5G ./a &\n" * 2 + "wait\n"),
+    (
+        "SLURM025",
+        False,
+        ONE_NODE + "#SBATCH --mem=8G\n" + "srun -n 1 --exact --mem=4G ./a &\n" * 2 + "wait\n",
+    ),
     ("SLURM025", True, S + "for i in 1 2; do\n  srun ./a $i &\ndone\nwait\n"),
     ("SLURM026", False, S + "#SBATCH --array=1-1\n#SBATCH --output=a.out\n"),
     ("SLURM026", False, S + "#SBATCH --array=1-9\n#SBATCH -exclude=gcn45\n"),
@@ -566,6 +579,10 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS024", True, SELECT + "#PBS -k oe\n#PBS -o /scratch/run.log\n"),
     ("PBS024", False, SELECT + "#PBS -k doe\n#PBS -o /scratch/run.log\n"),
     ("PBS024", False, SELECT + "#PBS -k e\n#PBS -o /scratch/run.log\n"),
+    ("PBS025", True, "#PBS -l select=2:ncpus=16\nmpirun -np 32 ./a\n"),
+    ("PBS025", False, "#PBS -l select=2:ncpus=16:mpiprocs=16\nmpirun -np 32 ./a\n"),
+    ("PBS025", False, "#PBS -l select=2:ncpus=16\nmpirun -np 32 -ppn 16 ./a\n"),
+    ("PBS025", False, "#PBS -l select=32:ncpus=1\nmpirun -np 32 ./a\n"),
     ("JOB038", True, SELECT + "srun ./simulate\n"),
     ("JOB038", False, SELECT + 'mpiexec ./simulate\nif [ -n "$SLURM_JOB_ID" ]; then srun ./simulate; fi\n'),
     ("JOB038", True, S + "pbsdsh ./simulate\n"),
@@ -983,6 +1000,10 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK019", False, S + "export STEP=1\nsrun bash -c './a.out $STEP'\n"),
     ("RANK019", False, S + 'STEP=1\nsrun bash -c "./a.out $STEP"\n'),
     ("RANK019", False, S + "STEP=1\nsrun bash -c 'STEP=2; ./a.out $STEP'\n"),
+    ("RANK019", True, S + "srun bash -c '\n  RANK=$SLURM_PROCID\n  python a.py\n'\n"),
+    ("RANK019", False, S + "srun bash -c '\n  export RANK=$SLURM_PROCID\n  python a.py\n'\n"),
+    ("RANK019", False, S + "srun bash -c 'RANK=$SLURM_PROCID python a.py'\n"),
+    ("RANK019", False, S + "srun bash -c 'RANK=$SLURM_PROCID; python a.py --rank $RANK'\n"),
     ("RANK019", False, S + "STEP=1\nSTEP=$STEP srun bash -c './a.out $STEP'\n"),
     ("RANK019", False, "#!/bin/rc\n#SBATCH --nodes=1\nOMP_NUM_THREADS=1\nsrun ./a.out\n"),
     ("RANK013", True, FOUR + "python train.py\n"),
