@@ -72,7 +72,7 @@ def gains(capture: Capture, wall_s: float) -> str:
     # Shorter kernels make a step shorter if they wait for the device, and not for their launch.
     is_limit = is_busy or statistics.fmean(delays or [0.0]) >= _MUCH * wall_s
     if capture.on_device and is_limit:
-        waits |= _sums(capture, _could_be_shorter) | {_ATTENTION: _unfused_attention_s(capture)}
+        waits |= _sums(capture, _could_be_shorter, _alone_s) | {_ATTENTION: _unfused_attention_s(capture)}
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
     shares = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
@@ -127,9 +127,9 @@ def _unfused_attention_s(capture: Capture) -> float:
     for kernel, of in kernels:
         if kernel.operator in ("aten::bmm", "aten::baddbmm") and len(of) > 1 and len(of[-1]) == 3:
             left, right = of[-2:]
-            products_s += kernel.total_s * (not flat.isdisjoint({left, right, (*left[:2], right[2])}))
+            products_s += _alone_s(kernel) * (not flat.isdisjoint({left, right, (*left[:2], right[2])}))
         else:
-            others_s += kernel.total_s * (not scores.isdisjoint(of))
+            others_s += _alone_s(kernel) * (not scores.isdisjoint(of))
     num = len(capture.ranks) * capture.num_steps
     return (products_s + others_s) / num if products_s else 0.0
 
@@ -141,11 +141,20 @@ def _could_be_shorter(kernel: Kernel) -> str:
     return _FLOAT32 if kernel.kind in ("matrix products", "convolution") and kernel.tensor_cores == 0 else ""
 
 
-def _sums(capture: Capture, group: Callable[[Kernel], str]) -> dict[str, float]:
+def _alone_s(kernel: Kernel) -> float:
+    """Returns the time in which no collective runs: one that does may be what the step waits for."""
+    return kernel.total_s - kernel.running_s
+
+
+def _sums(
+    capture: Capture,
+    group: Callable[[Kernel], str],
+    time_s: Callable[[Kernel], float] = attrgetter("total_s"),
+) -> dict[str, float]:
     """Returns the time per step of the kernels that compute by their group, the longest first."""
     sums: defaultdict[str, float] = defaultdict(float)
     for kernel in _computing_kernels(capture):
-        sums[group(kernel)] += kernel.total_s / (len(capture.ranks) * capture.num_steps)
+        sums[group(kernel)] += time_s(kernel) / (len(capture.ranks) * capture.num_steps)
     sums.pop("", None)
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 

@@ -107,7 +107,11 @@ def kernels(
         index = np.unique(index * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
     durations, is_copy = device.durations * 1e-9, device.where(lambda category, _: category != "kernel")
     calls, totals = np.bincount(index), np.bincount(index, durations)
-    running = spent(device.intervals(), union(device.intervals(~is_copy))) * is_copy * 1e-9
+    of_kernels, of_collectives = (
+        spent(device.intervals(), union(device.intervals(others)))
+        for others in (~is_copy, recording.is_collective[chosen])
+    )
+    running = np.where(is_copy, of_kernels, of_collectives) * 1e-9
     running_s, num_bytes = (np.bincount(index, values) for values in (running, device.fields["bytes"]))
     order = np.argsort(index, kind="stable")
     first = np.searchsorted(index, np.arange(len(calls) + 1), sorter=order)

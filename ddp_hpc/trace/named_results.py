@@ -108,7 +108,7 @@ class Kernel:
     bytes: int = 0
     """What copies move in all calls; 0 if unknown."""
     running_s: float = 0.0
-    """The part of the time of copies in which kernels run."""
+    """The part of the time of copies in which kernels run, and of that of kernels in which collectives do."""
     shapes: str = ""
     """The shapes of the operator's inputs; empty if they were not recorded."""
     launch: Launch | None = None

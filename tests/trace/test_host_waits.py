@@ -146,6 +146,15 @@ def test_kernels_that_could_be_shorter_are_named_unless_they_are_fused(tmp_path)
     )
 
 
+def test_what_runs_beside_a_collective_does_not_make_the_step_shorter(tmp_path):
+    """Of 40 us of elementwise kernels, a collective runs during 30 us."""
+    add = "void at::native::vectorized_elementwise_kernel<4, at::native::add>"
+    events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, add, 2, 40), *launch(2, 1, "gemm", 42, 58)]
+    events.append(event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12, 30, 9))
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert "at most 10% without elementwise kernels" in capture.findings[1]
+
+
 def test_attention_in_several_kernels_is_found_by_the_shapes_of_its_scores(tmp_path):
     """Of 120 us, the two products and the softmax take 60 us; the other product is not of attention."""
     events = [annotation("ProfilerStep#4", 0, 120)]
