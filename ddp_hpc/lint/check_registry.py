@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.lint.parse_script import Command, Script
-from ddp_hpc.lint.placeholders import has_placeholder, without_comment
+from ddp_hpc.lint.placeholders import has_placeholder, stands_for_number, without_comment
 from ddp_hpc.lint.template_files import Template, template_of
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -80,7 +80,11 @@ class Subject:
         """The lines of directives that contain a placeholder of a template."""
         # A placeholder may contain a blank or `#`, where the scheduler ends the option.
         texts = {d.line: without_comment(d.text) for d in self.script.read()}
-        marked = {line for line, text in texts.items() if has_placeholder(text, is_path=True)}
+        marked = {
+            line
+            for line, text in texts.items()
+            if has_placeholder(text, is_path=True) or stands_for_number(text)
+        }
         empty = {line for line, text in texts.items() if text.rstrip().endswith("=")}
         return frozenset(marked | (empty if len(empty) > 2 else set()))  # a form to be filled in
 

@@ -260,7 +260,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         unless = ", unless no password is needed" if is_sudo else ""
         yield Problem(
             command.line,
-            f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
+            "salloc requests a second allocation, for which the job waits"
+            if match[0].strip() == "salloc"
+            else f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
             else f"remove {'sudo' if is_sudo else 'the command, since the script already runs in a job'}",

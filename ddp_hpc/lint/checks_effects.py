@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
 from ddp_hpc.lint.launch_commands import starts
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program_files import text_of
@@ -52,7 +52,7 @@ _ROWS = [
 ]
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
-_OTHERS = frozenset(("ipython", "bpython", "jython", "pythonw", "smpirun"))
+_OTHERS = frozenset(("jython", "mpprun"))
 
 
 @check("JOB042", "note", "lines that together do something else, or work that is done twice")
@@ -66,10 +66,12 @@ def _together(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         name = command.name
         meant = [one for one in _COMMANDS if name.isalpha() and is_one_edit(name, one)]
-        # In (( )), it is a variable.
-        is_own = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b"
-        if meant and name not in _OTHERS and not re.search(is_own, script.text):
-            yield Problem(command.line, "this command is misspelled", f"write {meant[0]}", "warning")
+        # In (( )), it is a variable. With another letter before or after it, it may be another program.
+        is_own = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|\b{name}\s*="
+        is_longer = bool(meant) and meant[0] in name and name != meant[0] + meant[0][-1]
+        if meant and not (is_longer or name in _OTHERS or re.search(is_own, script.text)):
+            what = f"{shown(command.argv[0])} is no command"
+            yield Problem(command.line, what, f"write {meant[0]}", "warning")
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
     words = [word for start in started for word in start.words]
     if re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks) and any(word.startswith("--") for word in words):

@@ -11,7 +11,7 @@ from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
-from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder
+from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder, stands_for_number
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -19,6 +19,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 # Half a day and whole days in hours. In 33,000 public scripts, most of the 220 walltimes with two fields, and
 # all but one of the numbers of minutes, are others.
+_NO_SCRIPTS = (".md", ".rst", ".log", ".out", ".html", ".ipynb", ".tex")
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
 _INTERPRETER = re.compile(
@@ -46,8 +47,11 @@ _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z][\w-
 
 @check("JOB001", "error", "empty script, or not a text file")
 def _not_text(subject: Subject) -> Iterator[Problem]:
-    text = subject.script.text
-    if not text.strip():
+    text, path = subject.script.text, subject.path
+    if path is not None and path.suffix in _NO_SCRIPTS:
+        what = f"{shown(path.name)} is a document or a log, so only job scripts in other files are checked"
+        yield Problem(1, what, "check the script itself", "note")
+    elif not text.strip():
         yield Problem(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
     elif "\0" in text and subject.script.scheduler != "pbs":  # qsub and bash drop these characters
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -273,10 +277,13 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         d
         for d in subject.script.read()
         if not (_is_free_text(d) or _is_name(subject, d) or _is_constraint_or_name(d))
-        and has_placeholder(_whole_value(d), is_path=True)
+        and (has_placeholder(_whole_value(d), is_path=True) or stands_for_number(d.text))
     ]
     directives += [
-        d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text, is_path=True)
+        d
+        for d in subject.script.read()
+        # After a semicolon, the words may be a comment, which SLURM017 reports.
+        if not d.flag and d.fault and has_placeholder(d.text.partition(";")[0], is_path=True)
     ]
     if directives:
         first = min(directives, key=lambda d: d.line)
@@ -314,7 +321,8 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
         is_value = "$" not in text and not has_placeholder(text) and line not in subject.placeholder_lines
-        if is_value and not subject.scheduler.reader.accepts_walltime(text):
+        # SLURM003 reports an option that has no value.
+        if is_value and text[:1] != "-" and not subject.scheduler.reader.accepts_walltime(text):
             what = f"the scheduler does not accept the walltime {shown(text)}"
             yield Problem(line, what, f"write {_WALLTIME_FORM}")
 

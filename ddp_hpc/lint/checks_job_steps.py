@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
+from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
@@ -35,8 +36,6 @@ _READ_LOOP = re.compile(
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
-_OPENS, _CLOSES = re.compile("if|case|for|while|until|select|[({]"), re.compile("fi|esac|done|[)}]")
-_KEYWORDS = re.compile(f"then|else|elif|do|!|{_OPENS.pattern}|{_CLOSES.pattern}")
 _TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Programs of which one for each node is enough, or one for all of its GPUs.
@@ -118,10 +117,7 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             what = f"{step[1]} reads the rest of the input of the loop, so the loop ends after one line"
             yield Problem(line, what, "write < /dev/null after the command")
     may_end = re.search(r"(?m)^[ \t]*exit\b|&&|\|\|", script.text)
-    depth = 0
-    for command in script.commands:
-        for word in takewhile(_KEYWORDS.fullmatch, command.words):
-            depth += bool(_OPENS.fullmatch(word)) - bool(_CLOSES.fullmatch(word))
+    for command, depth in with_depth(script.commands):
         if _AGAIN.match(command.text) and depth == 0 and command.ends == "\n" and not may_end:
             yield Problem(command.line, "the job begins again each time, without an end", "add a condition")
         yield from _in_order(subject, command)
@@ -154,7 +150,7 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
     for d in script.read():
         is_log = d.flag in ("--output", "--error") and d.value not in ("", "none", "/dev/null")
         has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
-        is_misread = re.match(r"-\w[\w-]*=", d.written)  # a long option with one dash
+        is_misread = re.match(r"-\w[\w-]*=", d.written) or d.line in subject.placeholder_lines
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             what = f"all tasks of the array write to {shown(d.value)}"
             yield Problem(d.line, what, "put %a, or %A_%a, into the name")
@@ -177,7 +173,9 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
             continue
         if "=" in given and not has_path:
             what = f"srun of line {step.line} passes on only {plain(given)}, and no variables such as PATH"
-            yield Problem(line, what, f"use --export=ALL,{plain(given)}")
+            # The image of a container has a PATH of its own.
+            has_image = re.search("container|shifter|singularity|apptainer", script.text)
+            yield Problem(line, what, f"use --export=ALL,{plain(given)}", "note" if has_image else None)
         sets = [c for c in script.commands if c.line < step.line and _SETS_VARIABLES.fullmatch(c.name)]
         if given.upper() in ("NONE", "NIL") and step.option("--export") is None and sets:
             what = f"srun inherits --export={given}, so its tasks do not get what line {sets[0].line} sets"
@@ -257,8 +255,9 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
             values = re.findall(rf"(?m)^[ \t]*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
             size = len(_elements(values[0])) if len(values) == 1 else 0
             if 0 < size <= last:
-                what = f"the elements of {plain(name)} are 0 to {size - 1}, and the last task reads {last}"
-                yield Problem(command.line, what, f"use --array=0-{size - 1}")
+                what = f"{plain(name)} has the elements 0 to {size - 1}, and the job array goes up to {last}"
+                asks = re.search(r"SLURM_ARRAY_TASK_ID\}?\"?\s*(?:-g[te]|>)", script.text)
+                yield Problem(command.line, what, f"use --array=0-{size - 1}", "note" if asks else None)
                 return
     commented = re.search(r"(?m)^[ \t]*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
     reads = [

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.checks_job_steps import is_in_loop
+from ddp_hpc.lint.checks_mpi import mpi_of
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     STARTS_ALL_RANKS,
@@ -158,7 +159,7 @@ def _is_remote(subject: Subject, start: Start) -> bool:
 
 @check("RANK003", "error", "more ranks than GPUs")
 def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
-    gpus = subject.gpus_per_node
+    gpus, text = subject.gpus_per_node, subject.script.text
     # With --exclusive, Slurm allocates all GPUs of the nodes; devices that the script names may exist.
     is_open = subject.script.value("--exclusive") == "" or subject.script.sets("CUDA_VISIBLE_DEVICES")
     site, of_site = subject.site, False
@@ -170,8 +171,12 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         given = start.is_launched and start.command.option("--gres", "--gpus", "--gpus-per-node", "-G")
         for option in _GPU_OPTIONS & {*start.options} if start.program == "python" and not given else ():
-            several = 1 if option == "--devices" else subject.num_nodes or 1
-            if (num := whole_number(start.given(option))) and num > gpus * several:
+            is_of_lightning = option == "--devices"  # elsewhere, devices can be anything
+            several = 1 if is_of_lightning else subject.num_nodes or 1
+            is_known = not is_of_lightning or re.search(
+                r"(?i)lightning|--(?:accelerator|strategy|trainer|num[-_]nodes)", text
+            )
+            if (num := whole_number(start.given(option))) and num > gpus * several and is_known:
                 what = f"the program uses {num} GPUs, and the job has {gpus} on a node"
                 yield Problem(start.command.line, what, f"use {option}={gpus}, or request {num}", "warning")
         if start.is_torchrun:
@@ -217,9 +222,13 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
         if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
-            yield Problem(command.line, what, f"request --ntasks={total} instead of --cpus-per-task={cpus}")
+            remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
+            yield Problem(command.line, what, remedy, None if mpi_of(subject) == "Open MPI" else "note")
         if total and nodes and per_node and total != nodes * per_node and not is_part:
-            what = f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}"
+            what = (
+                f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')} are "
+            )
+            what += f"{nodes * per_node}"
             remedy = "compute the number of ranks in the script, as nodes x ranks per node"
             # The program may need no more.
             yield Problem(command.line, what, remedy, "note" if total < nodes * per_node else None)
@@ -253,12 +262,15 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and "srun" in launched:
-            what = f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks"
+            what = f"OMP_NUM_THREADS={plain(value)} is all CPUs of the job on the node, for each of"
+            what += f" {per_node} ranks"
             yield Problem(line, what, f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}")
         is_sure = name in subject.script.set_once  # not one of several cases
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus and is_sure:
-            what = f"OMP_NUM_THREADS={threads}, but each rank has {of_rank} CPUs"
-            yield Problem(line, what, f"use export OMP_NUM_THREADS={of_rank}")
+            what = f"OMP_NUM_THREADS={threads}, but a process has {counted(of_rank, 'CPU')}"
+            # The jobs or processes that a scheduler in Python starts have CPUs of their own.
+            is_of_jobs = re.search("dask|parsl|submitit", subject.script.text)
+            yield Problem(line, what, f"use export OMP_NUM_THREADS={of_rank}", "note" if is_of_jobs else None)
     for start in starts(subject):
         workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
@@ -286,6 +298,8 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     commands, is_for_shell = subject.script.commands, "B:" in (subject.script.value("--signal") or "")
     # At the time limit, the launcher gets SIGTERM, too, so it ends, and the trap runs.
     signals = _SIGNALS if is_for_shell else _SIGNALS - _SIGTERM
+    if subject.scheduler.name == "slurm" and not is_for_shell:
+        return  # nothing sends the other signals to the batch shell; SLURM008 and SLURM009 report this
     traps = [c for c in commands if c.name == "trap" and signals & {w.upper() for w in c.words[2:]}]
     # A trap that also covers EXIT is for cleaning up, so it may run late.
     if not traps or traps[0].words[1:2] == ("",) or {"EXIT", "0"} & {*traps[0].words}:
@@ -307,7 +321,10 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         return
     # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
     may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1
-    may_spread |= any(c.name in ("module", "ml") and "mpi" in c.text.lower() for c in subject.script.commands)
+    may_spread |= any(
+        re.match(r"(?:module|ml)\s.*mpi|export\s+\w*(?:mpi|nprocs|ranks|nnodes)\w*=", c.text, re.IGNORECASE)
+        for c in subject.script.commands
+    )
     for start in starts(subject):
         # A program with one of these options may start srun itself.
         of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
@@ -323,7 +340,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("RANK014", "warning", "one rank on a node with several GPUs")
+@check("RANK014", "note", "one rank on a node with several GPUs")
 def _one_rank(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or 1
     processes = whole_number(subject.value_of(subject.script.last_assigned("WORLD_SIZE") or ""))
@@ -340,13 +357,12 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
             if ranks < gpus and start.ranks_per_node == 1 and not start.hides_options:
                 what = f"torchrun starts {counted(ranks, 'rank')} on a node with {gpus} GPUs"
                 remedy = f"use torchrun --nproc-per-node={gpus}, or request {ranks}"
-                # Ranks that the script asks for may be a test.
-                is_asked = "--nproc-per-node" in start.options
-                yield Problem(start.command.line, what, remedy, "note" if is_asked else None)
+                # Ranks that the script asks for may be a test, and a program may start the others itself.
+                yield Problem(start.command.line, what, remedy)
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
-            yield Problem(start.command.line, what, remedy, "note")
+            yield Problem(start.command.line, what, remedy)
 
 
 def _is_single_task(start: Start) -> bool:

@@ -27,9 +27,11 @@ _OF_OPEN_MPI = {
     r"-x": "-genv NAME VALUE",
     r"-npernode|--npernode": "-ppn RANKS",
 }
+# Intel MPI accepts these, but does not document them (tried with 2021.1 to 2021.19).
+_UNDOCUMENTED = r"--?(?:map-by|bind-to)"
 _FOREIGN = {
     "Open MPI": _OF_HYDRA,
-    "Intel MPI": {**_OF_OPEN_MPI, r"--?map-by": "-ppn RANKS, and I_MPI_PIN_DOMAIN"},
+    "Intel MPI": {**_OF_OPEN_MPI, _UNDOCUMENTED: "-ppn RANKS, and I_MPI_PIN_DOMAIN"},
     "MPICH": _OF_OPEN_MPI,
     "PALS": {
         **_OF_OPEN_MPI,
@@ -43,7 +45,7 @@ _BINDS = re.compile(r"bind[-_]to|map-by|bynode|bysocket|cpus-per-(?:proc|rank)|r
 _MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra")
 
 
-def _mpi_of(subject: Subject) -> str:
+def mpi_of(subject: Subject) -> str:
     """Returns the MPI that the site has, or that the script loads; empty if it is unknown."""
     if subject.site and subject.site.launch.dialect == "pals":
         return "PALS"
@@ -59,7 +61,7 @@ def _mpi_of(subject: Subject) -> str:
 
 @check("RANK028", "error", "an option of another MPI")
 def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
-    title = _mpi_of(subject)
+    title = mpi_of(subject)
     for command in subject.script.commands if title else ():
         if command.name not in _MPIRUN or "/" in command.argv[0]:
             continue
@@ -67,8 +69,10 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
             for names, instead in _FOREIGN[title].items():
                 if re.fullmatch(names, word):
                     remedy = f"use {instead}" if instead.startswith("-") else "remove it"
-                    what = f"{command.name} of {title} has no option {plain(word)}"
-                    yield Problem(command.line, what, remedy)
+                    is_accepted = names is _UNDOCUMENTED
+                    has = "does not document the" if is_accepted else "has no"
+                    what = f"{command.name} of {title} {has} option {plain(word)}"
+                    yield Problem(command.line, what, remedy, "note" if is_accepted else None)
 
 
 def _own_options(command: Command) -> list[str]:
@@ -86,9 +90,10 @@ def _own_options(command: Command) -> list[str]:
 
 @check("RANK029", "warning", "all threads of a rank on one core")
 def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
-    threads = whole_number(subject.script.last_assigned("OMP_NUM_THREADS") or "") or 1
+    exported = [value for _, name, value in subject.script.exports if name == "OMP_NUM_THREADS"]
+    threads = whole_number(exported[-1] if exported else "") or 1
     # The supervisor adds --bind-to none.
-    is_open_mpi = _mpi_of(subject) == "Open MPI" and not subject.script.supervised
+    is_open_mpi = mpi_of(subject) == "Open MPI" and not subject.script.supervised
     for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi and threads > 1 else ():
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)

@@ -38,7 +38,9 @@ _OF_CHUNKS = (
     *("host", "vnode", "arch", "hbmem", "nchunk"),
 )
 # Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
-_STARTS_ELSEWHERE = re.compile(r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|\bbrainlife/)")
+_STARTS_ELSEWHERE = re.compile(
+    r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|job_priority=|\bbrainlife/|\bjq\b.*\bconfig\.json)"
+)
 # Lines that bash and csh read differently, or that only one of them knows.
 _DIFFERS_IN_CSH = re.compile(
     r"""^\s*(?: [A-Za-z_]\w*(?:\[\w+\])?\+?= | \w[\w-]*\s*\(\) | set\s+(?:[-+]|\w+\s*=) | \.\s
@@ -52,7 +54,7 @@ _PLACES = re.compile(
 )
 # Options with the values that qsub accepts.
 _VALUES = {
-    "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
+    "-j": (r"oe|eo|n|o", "use -j oe, which joins the logs"),  # o is of NQSV
     "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
     "-r": (r"[yn]", "use -r y or -r n"),
 }
@@ -255,7 +257,7 @@ def _line_of_relative_program(subject: Subject) -> int | None:
         if any(re.fullmatch(r"\./[^/]+", word) for word in (command.launched or command.argv)[:1]):
             return command.line
         if any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]) and any(
-            re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]
+            re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun", word) for word in command.argv[:40]
         ):
             return command.line
     return None

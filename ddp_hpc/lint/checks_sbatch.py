@@ -137,7 +137,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         is_cut = d.value in _CUT and d.line in strays
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
-        if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS):
+        is_used = subject.script.value(d.flag) == d.value and d.line not in strays
+        if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS) and is_used:
             what = f"sbatch takes the {d.value[-1]} for a part of {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, "remove it", "warning")
         if d.flag == "--gres" and re.match(r"(?:gpus|[avhp]\d{2,3}|gh200)(?::|$)", d.value):
@@ -193,8 +194,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         if "\\ " in subject.script.lines[d.line - 1]:
             # Since 24.05, a backslash protects a blank.
             if not (version and is_between(version, "24.05", "")):
-                what = f"before Slurm 24.05, sbatch does not read the backslash as part of {shown(d.value)}"
-                remedy = "quote a value that contains blanks"
+                what = "before Slurm 24.05, a backslash does not keep words together, so sbatch rejects "
+                what += shown(d.value)
+                remedy = "quote the whole value"
                 yield Problem(d.line, what, remedy, None if version else "warning")
         elif d.fault == "unclosed":
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")

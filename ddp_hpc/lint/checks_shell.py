@@ -29,7 +29,7 @@ setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NA
 set\s+<NAME>\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
 (?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
-export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the value is empty here @ omit the blank after =
+export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the blank after = ends the value @ omit it
 export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=VALUE
 (?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
 (?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
@@ -90,7 +90,8 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 <LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
-(?:(?:ba)?sh )?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$ @ this is another shell @ use source
+(?:(?:ba)?sh )?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
+    @ this changes only a shell of its own @ use source
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or .py
 <PYTHON>torch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
@@ -101,7 +102,7 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
 <ANY>\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
 <PYTHON>[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
 <EXEC>- @ the container takes this option for the program @ write it before the image
-(?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:]+\s+/ @ a volume is one word @ write SOURCE:PATH
+(?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:\\]+\s+/ @ a volume is one word @ write SOURCE:PATH
 export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <NAME>=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
 <ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
@@ -233,9 +234,10 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if re.search(r"\bscontrol\s+requeue\b", command.text) and script.value("--no-requeue") is not None:
         yield "with --no-requeue, Slurm refuses this", "write --requeue", "note"
-    later = (c.line for c in script.commands if c.line > command.line and _STARTS.match(c.text))
-    if command.name == "exit" and (rest := [*later]) and not is_reached(script.text, rest[0]):
-        yield f"the script ends here, and never reaches line {rest[0]}", "remove this line", "note"
+    if command.name == "exit" and command is script.commands[-1]:
+        later = enumerate(script.lines[command.line :], command.line + 1)
+        if line := next((n for n, text in later if _STARTS.match(text) and not script.is_quoted(n)), 0):
+            yield f"the script ends here, and never reaches line {line}", "remove this line", "note"
     if re.match(r"tail\s+-[fF]\s(?!.*--pid)", outside) and command.ends == "\n" and script.scheduler:
         yield "this command does not end before the walltime", "write --pid=$!, or & at its end", "note"
     elif _keeps_others_waiting(script, command):

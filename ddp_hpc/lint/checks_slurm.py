@@ -110,7 +110,10 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     pythons = [c for c in commands if re.fullmatch(r"python[0-9.]*|torchrun|accelerate", c.name)]
     others = re.compile(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ")
     if pythons and not any(others.search(c.text) for c in commands):
-        what = f"--signal={plain(signal)} goes to job steps, but line {pythons[-1].line} does not use srun"
+        line = pythons[-1].line
+        what = (
+            f"--signal={plain(signal)} goes to job steps only, and line {line} does not start one with srun"
+        )
         yield Problem(subject.line_of("--signal"), what, "put srun in front of the program")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
@@ -149,8 +152,8 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
             lines[0],
             "a requeued job overwrites its log",
             "add #SBATCH --open-mode=append",
-            # On another node, the log has another name.
-            "note" if any(re.search(r"%\d*N", log) for log in logs) else None,
+            # On another node, the log has another name, and that of a server is of no use later.
+            "note" if any(re.search(r"%\d*N", log) for log in logs) or "jupyter" in script.text else None,
         )
 
 
@@ -211,6 +214,7 @@ def _has_one_node(subject: Subject) -> bool:
     # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
     tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))
     is_range |= bool(tasks and per_node and tasks <= per_node)
+    is_range |= subject.total_gpus == 1  # each node of a job needs one of its GPUs (gres_ctld.c)
     return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.checks_sbatch import OF_PLUGINS, with_two_dashes
@@ -55,8 +55,8 @@ def _arguments(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 command.line, f"a blank is missing in {shown(glued)}", "write it before --", severity
             )
-        for what, remedy in found:
-            yield Problem(command.line, what, remedy)
+        for what, remedy, *severities in found:
+            yield Problem(command.line, what, remedy, *severities)
 
 
 def _instead(name: str, flag: str) -> str:
@@ -67,20 +67,30 @@ def _instead(name: str, flag: str) -> str:
     return "" if instead == "--bind-to" else instead  # PALS has --cpu-bind
 
 
-def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str]]:
+def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
     """Yields what srun or sbatch rejects, and what sbatch passes on to the script."""
     if command.name not in ("srun", "sbatch"):
         return
     name, of_srun = command.name, command.name == "srun"
     given, rest = read_command(command.argv[1:], of_srun=of_srun)
+    # After a placeholder, nothing is known.
+    given = list(takewhile(lambda d: not re.fullmatch("[A-Z]{1,3}", d.value), given))
     for d in given:
         dashes = with_two_dashes(d)
         if OF_PLUGINS.fullmatch(d.flag[2:]) or _HIDDEN.search(d.written) or (d.flag[1] != "-" and not dashes):
             return
         if d.fault == "unknown":
             near = nearest_known([d.flag[2:]], (*SRUN_OPTIONS, *CURRENT), cutoff=0.75)[d.flag[2:]]
-            instead = _instead(name, d.flag.replace("_", "-")) or (near and f"--{near}") or "another one"
-            yield f"{name} has no option {shown(d.flag)}", dashes or f"use {instead}, see {name} --help"
+            instead = _instead(name, d.flag.replace("_", "-")) or (near and f"--{near}")
+            what = f"{name} has no option {shown(d.flag)}"
+            if dashes or instead:
+                yield what, dashes or f"use {instead}, see {name} --help"
+            else:
+                yield (
+                    f"{what}, unless a plugin of the site adds it",
+                    f"remove it, or see {name} --help",
+                    "note",
+                )
             return
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"
@@ -116,7 +126,9 @@ def _is_program(before: str, word: str) -> bool:
 
 def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
     """Yields options of other launchers, unknown ones, and values of options that have none."""
-    name, words = "torchrun" if start.is_torchrun else start.program, start.words
+    words = start.words
+    # A container has options of its own before those of torchrun.
+    name = "torchrun" if start.is_torchrun and start.program == "python" else start.program
     # What follows the program, or its module, is for the program.
     end = next((i for i in range(1, len(words)) if _is_program(words[i - 1], words[i])), len(words))
     own = of_program = words[1:end]

@@ -248,6 +248,9 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default or is_replaced:
             continue
+        users = [start.command for start in starts(subject) if start.is_launched or _is_program(start)]
+        if users and all(f"{name}=" in user.text and user.line != line for user in users):
+            continue  # each program gets another value
         devices = {int(number) for number in value.split(",")}
         if max(devices) >= len(devices) and any("--num-gpus" in options for _, options in of_deepspeed):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"

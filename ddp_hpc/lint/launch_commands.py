@@ -86,7 +86,11 @@ class Start:
 
     @cached_property
     def hides_options(self) -> bool:
-        """Whether options may be in a variable, such as `torchrun $ARGS train.py`."""
+        """Whether options may be in a variable, such as `torchrun $ARGS train.py`, or on a line that does not
+        continue the command, because a comment or a blank follows the backslash of the line before (JOB024).
+        """
+        if re.search(r"\\[ \t]+(?:#.*)?$", self.command.text):
+            return True
         takes_value = False
         for word in self._options:
             if _HIDDEN.match(word) and not takes_value:

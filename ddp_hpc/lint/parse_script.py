@@ -17,6 +17,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.lint.blocks import until_exit
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions
 
@@ -151,8 +152,8 @@ class Script(ScriptOptions):
     """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
-    `commands` ends early if a quote or a here-document is never closed. `quoted` has the first and last
-    lines of here-documents and of quotes that span lines.
+    `commands` ends early if a quote or a here-document is never closed, or where the script always ends.
+    `quoted` has the first and last lines of here-documents and of quotes that span lines.
     """
 
     text: str
@@ -242,7 +243,7 @@ def parse_script(text: str) -> Script:
     lines = tuple(parsed.split("\n"))
     directives = tuple(_directives(lines))
     quoted: list[tuple[int, int]] = []
-    commands = tuple(_commands(parsed, quoted))
+    commands = tuple(until_exit(tuple(_commands(parsed, quoted)), lines))
     script = Script(
         text=text,
         lines=lines,

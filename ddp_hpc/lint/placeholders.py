@@ -32,6 +32,12 @@ _MARKED = re.compile(
     r"\$(?:\w+|\{[^{}]*\}|\([^()]*\))?|\{\{.*|\{%.*|<%.*|<[A-Za-z_](?![^<>]*@[^<>]*>)[^<>]*>?|\{[A-Za-z_]\w*\}|"
     r"@[A-Z]\w*@|\byour[\w.-]*(?=@)|^__[A-Za-z]\w*__$"
 )
+# Letters such as MEMORY and 1-X as the value of an option of sbatch, or of a resource of PBS.
+_FOR_NUMBER = re.compile(
+    r"(?:--(?:mem|nodes|ntasks|cpus|time|array)[\w-]*[= ]\s*|"
+    r"-l\s+(?:\S*[,:])?(?:walltime|nodes|ncpus|mem|ppn|select)=)"
+    r"(?!UNLIMITED|INFINITE)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
+)
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
 _MAX_CHARS = 500
@@ -47,6 +53,11 @@ def find_placeholder(text: str, *, is_path: bool = False) -> str:
     text = text[:_MAX_CHARS]
     match = _PLACEHOLDER.search(without_file_name_patterns(text) if is_path else text)
     return match[0] if match else ""
+
+
+def stands_for_number(text: str) -> bool:
+    """Returns whether a directive has letters such as X or MEMORY where a number or a size belongs."""
+    return bool(_FOR_NUMBER.match(text[:_MAX_CHARS]))
 
 
 def without_file_name_patterns(text: str) -> str:

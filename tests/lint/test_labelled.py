@@ -163,7 +163,7 @@ def test_a_job_may_have_whole_nodes_if_the_profile_does_not_say_how_many_gpus_th
 def test_ranks_for_each_gpu_share_the_cpus_of_their_task() -> None:
     text = S + "#SBATCH -c 8 --gpus-per-node=2\nOMP_NUM_THREADS=16 torchrun --nproc-per-node=gpu train.py\n"
     found = [one.what for one in lint_script(text) if one.check == "RANK005"]
-    assert found == ["OMP_NUM_THREADS=16, but each rank has 4 CPUs"]
+    assert found == ["OMP_NUM_THREADS=16, but a process has 4 CPUs"]
 
 
 def test_a_script_for_a_site_with_openpbs_is_not_read_as_one_for_torque() -> None:

@@ -90,14 +90,15 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         what = "sbatch rejects --gres=gpu with --gpus-per-node"
         yield Contradiction(("--gres", "--gpus-per-node"), what, "keep --gpus-per-node", GPUS_TWICE_SINCE)
     if "--mem-per-gpu" in given and not any(flag in given for flag in _GPUS):
-        what = "--mem-per-gpu is given, but no GPUs are requested"
+        what = "sbatch rejects --mem-per-gpu without GPUs"
         yield Contradiction(("--mem-per-gpu",), what, "request GPUs")
     if "--cpus-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
-        what = "--cpus-per-gpu is given, but no GPUs are requested"
+        what = "sbatch rejects --cpus-per-gpu without GPUs"
         yield Contradiction(("--cpus-per-gpu",), what, "request GPUs", "23.02")
     if of_task and not (total or has_tasks):
-        what = "sbatch rejects --gpus-per-task without --ntasks or --gpus"
         since = "23.02" if per_node and "--nodes" not in given else ""
+        others = "--ntasks, --nodes or --gpus" if since else "--ntasks or --gpus"
+        what = f"sbatch rejects --gpus-per-task without {others}"
         yield Contradiction(("--gpus-per-task",), what, "add --ntasks", since)
     least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
     if 0 < total < least:
