@@ -112,7 +112,7 @@ def _belong_to_job(script: Script, late: list[Directive]) -> bool:
     )
     is_for_template = (
         is_template(script)
-        or any(has_placeholder(d.value) for d in late)
+        or any(has_placeholder(d.value, is_path=True) for d in late)
         or all(line[0] == "#" or _WHOLE_PLACEHOLDER.fullmatch(line) for line in before)
     )
     submits = any(c.argv and c.argv[0].endswith(("sbatch", "qsub")) for c in script.commands)
@@ -372,6 +372,7 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             programs = (command.launched or command.argv for command in subject.script.commands)
             is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
             is_small = unit != "bytes" and limit == 256 and not is_large
+            is_small |= "per-cpu" in name and number >= 100
             what = f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}"
             remedy = f"write the unit, such as {plain(name)}=8gb"
             yield Problem(line, what, remedy, "note" if is_small else None)

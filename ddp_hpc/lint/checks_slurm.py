@@ -121,7 +121,9 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         if command.name == "trap" and name.upper() in trapped:
             what = f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}"
             remedy = f"use --signal=B:{plain(signal)}, start the launcher in the background and wait for it"
-            yield Problem(subject.line_of("--signal"), what, remedy)
+            # The message may be for the log of a job whose steps handle the signal.
+            only_prints = re.match(r"(?:echo|printf|date)\b[^;&|]*$", command.words[1])
+            yield Problem(subject.line_of("--signal"), what, remedy, "note" if only_prints else None)
             return
 
 

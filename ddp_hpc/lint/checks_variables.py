@@ -106,7 +106,9 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and (script.value(option) or option in {of[1] for of in script.resources()}):
-            yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
+            sets_all = "SCRATCHDIR" in script.text  # MetaCentrum
+            what, severity = f"schedulers with {option} do not set {name}", "note" if sets_all else None
+            yield Problem(read[name], what, f"use {instead}", severity)
     yield from _unset_numbers_of_ranks(subject, read)
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
