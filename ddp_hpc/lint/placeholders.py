@@ -36,7 +36,7 @@ _MARKED = re.compile(
 _FOR_NUMBER = re.compile(
     r"(?:--(?:mem|nodes|ntasks|cpus|time|array)[\w-]*[= ]\s*|"
     r"-l\s+(?:\S*[,:])?(?:walltime|nodes|ncpus|mem|ppn|select)=)"
-    r"(?!UNLIMITED|INFINITE)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
+    r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
