@@ -70,7 +70,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
         is_own = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|\b{name}\s*="
         is_longer = bool(meant) and meant[0] in name and name != meant[0] + meant[0][-1]
         if meant and not (is_longer or name in _OTHERS or re.search(is_own, script.text)):
-            what = f"{shown(command.argv[0])} is no command"
+            what = f"{shown(command.argv[0])} is not a command"
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
     words = [word for start in started for word in start.words]
