@@ -38,6 +38,8 @@ _MOST_DIMS = 400
 _LEAST_FUNCTION_US = 20
 """The least duration of the calls of Python functions that are kept, since there can be millions."""
 _MOST = 2**63
+_MOST_THREADS = 1024
+"""The largest number of threads of a block of any GPU."""
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_MOST - 1)]
@@ -55,6 +57,7 @@ class _Memory(msgspec.Struct, gc=False):
 class _Inputs(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
+    dims_of_torch_1: msgspec.Raw = msgspec.field(name="Input dims", default=msgspec.Raw(b""))
 
 
 class _Arguments(msgspec.Struct, gc=False):
@@ -182,7 +185,10 @@ class Collector:
         host = [event for event in of["user_annotation"] + of["cpu_op"] if event.ph == "X"]
         annotated = [event.cat != "cpu_op" and names.annotated_kind(event.name) for event in host]
         inputs = [_decoded(_Inputs, event) for event in host]
-        texts = [(bytes(one.dims)[:_MOST_DIMS], bytes(one.types)[:_MOST_DIMS]) for one in inputs]
+        texts = [
+            ((bytes(one.dims) or bytes(one.dims_of_torch_1))[:_MOST_DIMS], bytes(one.types)[:_MOST_DIMS])
+            for one in inputs
+        ]
         shapes = [self.shapes[names.shapes_of(*one)] for one in texts]
         modules = [event for event in of["python_function"] if event.name.startswith("nn.Module: ")]
         self.modules.add(modules)
@@ -213,6 +219,8 @@ class Collector:
         }
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
         launches = [Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels]
+        if any(math.prod(launch.block) > _MOST_THREADS for launch in launches):
+            launches = [_exchanged(launch) for launch in launches]
         fields["config"] = [self.configs[launch] for launch in launches]
         fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
@@ -253,6 +261,13 @@ class Collector:
             num_dropped=sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )
+
+
+def _exchanged(launch: Launch) -> Launch:
+    """Returns a launch of a trace of rocprofiler-sdk: its `grid` is the block, and its `block` all threads."""
+    pairs = zip(launch.block, launch.grid, strict=False)
+    blocks = tuple(-(-threads // max(1, of_block)) for threads, of_block in pairs)
+    return launch._replace(grid=blocks, block=launch.grid)
 
 
 def _decoded(kind: type[_Args], event: Event) -> _Args:

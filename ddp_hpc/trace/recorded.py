@@ -21,6 +21,7 @@ from ddp_hpc.trace.trace_files import first_of
 _HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE, _MUCH, _MOST_CHARACTERS = 64, 3, 0.001, 0.05, 300
 
 _NEARLY_ALL = 0.95
+_CALLS = ("nccl:", "record_param_comms", "c10d::")
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
@@ -51,7 +52,9 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     found.append((f"input of the first layer{of_rank}", first.first_input))
     found += _data_types(capture)
     if not capture.collectives:
-        found.append(("communication", "no collective was recorded"))
+        is_called = any(op.name.startswith(_CALLS) for trace in capture.ranks for op in trace.ops)
+        what = "collectives were called, but their kernels were not recorded"
+        found.append(("communication", what if is_called else "no collective was recorded"))
     memories = [memory for trace in capture.ranks for memory in device_memory(trace)]
     largest = max(memories, key=lambda memory: memory.allocated_bytes, default=None)
     peak = "not recorded (profile_memory=True)"
@@ -110,7 +113,7 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
     bits: torch.ops of other libraries convert their inputs themselves.
     """
     times: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
+    for kernel in (one for trace in capture.ranks for one in trace.kernels if not one.is_copy):
         inputs, named = re.search(r"\((\w+)", kernel.shapes), data_type(kernel.name)
         times[kernel.kind][inputs[1] if inputs and not named.startswith("FP") else named] += kernel.total_s
     all_s = sum(sum(times[kind].values()) for kind in KINDS)
@@ -129,7 +132,9 @@ def _speed_of_products(capture: Capture) -> str:
     """Returns the operations per second of the matrix products whose shapes are known, if most are, and if
     these kernels take much of the time of all that compute.
     """
-    kernels = [kernel for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    kernels = [
+        one for trace in capture.ranks for one in trace.kernels if one.kind in KINDS and not one.is_copy
+    ]
     products = [kernel for kernel in kernels if kernel.kind == "matrix products"]
     each = [num_flops(kernel.operator, kernel.shapes, kernel.name) for kernel in products]
     known_s = sum(kernel.total_s for kernel in products if num_flops(kernel.operator, kernel.shapes))

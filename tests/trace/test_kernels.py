@@ -116,6 +116,31 @@ def test_the_kernels_of_an_operator_are_told_apart_by_the_shapes_of_its_inputs(t
     assert [row["num_calls"] for row in kernel_tables.kernels(capture).rows] == [4]
 
 
+def test_shapes_of_torch_1_are_read(tmp_path):
+    events = [
+        annotation("ProfilerStep#1", 0, 100),
+        event("cpu_op", "aten::mm", 0, 9, **{"Input dims": [[3, 7]]}),
+    ]
+    events += launch(1, 1, "gemm", 5, 9)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert [row["shapes"] for row in kernel_tables.kernels_by_operator(capture).rows] == ["3x7"]
+
+
+def test_traces_of_rocprofiler_have_the_block_in_the_place_of_the_grid(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100), *launch(1, 1, "gemm", 5, 9)]
+    events[-1]["args"] |= {"grid": [512, 1, 1], "block": [512, 128, 1]}
+    (trace,) = read_capture(write(tmp_path / "rank0.json", events).parent).ranks
+    assert trace.kernels[0].launch[:2] == ((1, 128, 1), (512, 1, 1))
+
+
+def test_collectives_of_which_only_the_calls_were_recorded_are_said_to_be_called(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100), event("cpu_op", "record_param_comms", 0, 9)]
+    events += launch(1, 1, "gemm", 5, 9)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    said = dict(details(capture))["communication"]
+    assert said == "collectives were called, but their kernels were not recorded"
+
+
 def test_the_operations_of_matrix_products_are_those_that_torch_counts():
     a, b, c, d = torch.ones(3, 5), torch.ones(5, 7), torch.ones(2, 3, 5), torch.ones(2, 5, 7)
     for name, run, shapes in (
