@@ -264,7 +264,7 @@ class Collector:
 
 
 def _exchanged(launch: Launch) -> Launch:
-    """Returns a launch of a trace of rocprofiler-sdk: its `grid` is the block, and its `block` all threads."""
+    """Returns a launch of rocprofiler-sdk, in whose traces `grid` is the block and `block` all threads."""
     pairs = zip(launch.block, launch.grid, strict=False)
     blocks = tuple(-(-threads // max(1, of_block)) for threads, of_block in pairs)
     return launch._replace(grid=blocks, block=launch.grid)
