@@ -353,6 +353,8 @@ def truth(path: Path) -> dict[str, float]:
 def main(paths: list[str]) -> None:
     from ddp_hpc.trace.summarize_run import read_capture
 
+    if not paths or paths[0].startswith("-"):
+        sys.exit(str(__doc__))
     worst = 0.0
     print(f"{'trace':44}{'':7}", *(f"{name:>12}" for name in COLUMNS), "  ms per step")
     for path in map(Path, paths):
