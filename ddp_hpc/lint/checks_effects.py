@@ -52,7 +52,7 @@ _ROWS = [
 ]
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
-_OTHERS = frozenset(("jython", "mpprun"))
+_OTHERS = frozenset(("jython", "mpprun", "mpdrun", "mprun"))
 
 
 @check("JOB042", "note", "lines that together do something else, or work that is done twice")
