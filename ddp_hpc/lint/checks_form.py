@@ -12,6 +12,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, pl
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder, stands_for_number
+from ddp_hpc.lint.template_files import is_submitted_with
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -236,6 +237,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         is_log = d.flag in reader.log_flags
         if d.flag == "--mail-user" and (subject.script.value("--mail-type") or "none").lower() == "none":
             continue  # nobody gets mail
+        if (d.flag, subject.script.value("-j")) in (("-e", "oe"), ("-o", "eo")):
+            continue  # the other log has both outputs
         if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
             what = f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, "omit the option, as the default name of the log contains the job ID")
@@ -290,7 +293,9 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         others = len({d.line for d in directives}) - 1
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
         text = first.text.partition(" #")[0].rstrip()
-        yield Problem(first.line, f"{shown(text)} {contain} a placeholder", "replace it with a value")
+        is_replaced = all(d.flag and is_submitted_with(subject.path, d.flag) for d in directives)
+        what = f"{shown(text)} {contain} a placeholder"
+        yield Problem(first.line, what, "replace it with a value", "note" if is_replaced else None)
 
 
 def _whole_value(d: Directive) -> str:

@@ -146,6 +146,7 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
 @check("SLURM010", "warning", "a requeued job overwrites its log")
 def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     script = subject.script
+    is_short = (subject.walltime_s or 3600) < 1800  # what is overwritten is soon there again
     lines = [d.line for d in script.read() if d.flag == "--requeue"]
     lines += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
     logs = {script.value("--output") or "", script.value("--error") or ""} - {"/dev/null", "none"}
@@ -155,7 +156,7 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
             "a requeued job overwrites its log",
             "add #SBATCH --open-mode=append",
             # On another node, the log has another name, and that of a server is of no use later.
-            "note" if any(re.search(r"%\d*N", log) for log in logs) or "jupyter" in script.text else None,
+            "note" if is_short or "jupyter" in script.text or re.search(r"%\d*N", "".join(logs)) else None,
         )
 
 

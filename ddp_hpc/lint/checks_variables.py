@@ -170,7 +170,9 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
             ):
                 reported.add(name)
                 what = f"the script never sets the array {plain(name)}"
-                yield Problem(command.line, what, f"set {name}=(...)")
+                # Without a value, a message is only shorter.
+                is_text = command.name in ("echo", "printf")
+                yield Problem(command.line, what, f"set {name}=(...)", "note" if is_text else None)
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:

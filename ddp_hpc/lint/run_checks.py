@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -30,7 +31,7 @@ from ddp_hpc.lint import (
     checks_variables,
 )
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
-from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
@@ -115,8 +116,21 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
+    elif _begins_late(subject.script):
+        directives = {1, *(d.line for d in subject.script.read())}
+        findings = [one if one.line in directives else _no_warning(one) for one in findings]
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
+
+
+def _begins_late(script: Script) -> bool:
+    """Returns whether other lines come before the shebang: notes, or what is run before, in another shell."""
+    first, *others = script.lines
+    return not first.startswith("#!") and any(re.match(r"#![ \t]*/", line) for line in others)
+
+
+def _no_warning(found: LintFinding) -> LintFinding:
+    return replace(found, severity="note") if found.severity == "warning" else found
 
 
 def _in_template(

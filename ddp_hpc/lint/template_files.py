@@ -124,17 +124,30 @@ def _is_named(path: Path) -> bool:
 def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
     """Returns whether a program beside the file or one directory above replaces a placeholder."""
     placeholders = {word for _, word in found if len(bare(word)) > 1}
-    file = path.absolute()
-    for directory in islice(file.parents, 2) if placeholders else ():
+    return bool(placeholders) and any(
+        reads(text, path.name) and any(replaces(text, word) for word in placeholders)
+        for text in _programs_beside(path)
+    )
+
+
+def is_submitted_with(path: Path | None, flag: str) -> bool:
+    """Returns whether a program beside the file submits it and gives the scheduler an option, whose value
+    then replaces the one in the file.
+    """
+    return path is not None and any(
+        path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text) and re.search(rf"{flag}[= ]", text)
+        for text in _programs_beside(path)
+    )
+
+
+def _programs_beside(path: Path) -> Iterator[str]:
+    """Yields the texts of programs in the directory of the file, and in the one above."""
+    for directory in islice(path.absolute().parents, 2):
         try:
             beside = sorted(directory.iterdir())
             programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
             for program in programs[:_MAX_PROGRAMS]:
-                if not program.is_file() or program.stat().st_size > _MAX_BYTES:
-                    continue
-                text = program.read_text("utf-8", "replace")
-                if reads(text, path.name) and any(replaces(text, word) for word in placeholders):
-                    return True
+                if program.is_file() and program.stat().st_size <= _MAX_BYTES:
+                    yield program.read_text("utf-8", "replace")
         except OSError:  # the directory or a file cannot be read
             continue
-    return False
