@@ -149,7 +149,8 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
     more = differences([times for number in slow for times in of_step[number]], usual)
     more_s = sum(more.values())
     usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
-    gain = sum(lengths[number] - usual_s for number in slow) / (sum(lengths.values()) or 1.0)
+    all_s = sum(step.times.wall_s for trace in ranks for step in trace.steps) / len(ranks)
+    gain = sum(lengths[number] - usual_s for number in slow) / (all_s or 1.0)
     named = [_part(*one) for one in more.items() if one[1] >= _MUCH_IDLE * more_s]
     text = f"Step {slow[0]} takes" if len(slow) == 1 else f"Steps {first_of(sorted(slow))} take"
     text += f" {duration(more_s)} longer than the others"
@@ -161,8 +162,8 @@ def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mappin
     else:
         text += f": of the difference, {', and '.join(named[:2])}"
     return (
-        f"{text}. With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
-        f"{gain:.0%} shorter."
+        f"{text}. If {'it' if len(slow) == 1 else 'they'} took the median of the others "
+        f"({duration(usual_s)}), the mean step would be {gain:.0%} shorter."
     )
 
 

@@ -46,7 +46,6 @@ def gains(capture: Capture, wall_s: float) -> str:
     mean, straggler = capture.mean, capture.straggler
     delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
     waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
-    before = "step" if capture.num_steps > 1 else "recording"
     other = f" other than waiting for {rank}" * bool(straggler)
     idle_s = 0.0 if capture.on_device else mean.idle_s
     lacks_workers = any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops)
@@ -55,7 +54,7 @@ def gains(capture: Capture, wall_s: float) -> str:
     is_long = mean.idle_kernel_s * len(capture.ranks) > 2e-6 * num_kernels  # usual between kernels
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
-        f"the late start of {rank} (attainable, with its cause before the {before})": late_s,
+        f"the late start of {rank} ({_start(capture)})": late_s,
         f"waiting for data (attainable: {loader})": mean.data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
@@ -87,6 +86,13 @@ def gains(capture: Capture, wall_s: float) -> str:
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in [*kinds][:_MOST_NAMED])
     longest_kernel = f"the longest of them, {short(name)}, takes {names[name] / total_s:.0%}"
     return f"{text} The time of the kernels that compute is {named}; {longest_kernel}."
+
+
+def _start(capture: Capture) -> str:
+    """Returns where the cause of a late start is: in a single step, the profiler may be one itself."""
+    if capture.num_steps > 1:
+        return "attainable, with its cause before the step"
+    return "its cause is before the recording, and may be the start of the profiler: record several steps"
 
 
 def _computing_s(mean: Times) -> float:

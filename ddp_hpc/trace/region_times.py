@@ -95,9 +95,11 @@ def host_threads(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Re
 def _sums(
     recording: Recording, steps: Steps, tree: CallTree, events: Events, is_counted: npt.NDArray[np.bool_]
 ) -> list[Region]:
-    """Returns the sums over the counted events of each name."""
-    name, size = events.name[is_counted], len(events.names)
-    columns: list[Any] = [np.bincount(name, of, size) for of in (None, events.durations[is_counted] * 1e-9)]
+    """Returns the sums over the counted events of each name: on the host, over those that begin in a step."""
+    size, is_inside = len(events.names), is_counted & steps.contain_on_host(events.starts)
+    durations_s = events.durations[is_inside] * 1e-9
+    columns: list[Any] = [np.bincount(events.name[is_inside], of, size) for of in (None, durations_s)]
+    name = events.name[is_counted]
     if activity := steps.device:
         durations = recording.device.durations * activity.is_counted
         idle, gaps = np.zeros(len(durations), np.int64), activity.gaps

@@ -115,8 +115,13 @@ def _place(row: Row) -> str:
 
 def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:
     idle_s = sum(row["idle_s"] for row in rows)
+    copying_s = capture.mean.memcpy_s * bool(rows[0]["reason"])
+    if idle_s < _LITTLE * capture.mean.wall_s and copying_s >= _LITTLE * capture.mean.wall_s:
+        only_s = f"for {duration(copying_s)} {capture.per_step.strip()}, only copies"
+        return f"{advice} The device has work meanwhile, but {only_s}, without computation.".lstrip()
     if idle_s < _LITTLE * capture.mean.wall_s:
-        return f"The device has work meanwhile, so this hardly makes {capture.a_step} longer."
+        work = "runs these collectives" if rows[0]["comm_s"] >= rows[0]["total_s"] / 2 else "has work"
+        return f"The device {work} meanwhile, so this hardly makes {capture.a_step} longer."
     lost = f"The device has nothing to do for at most {duration(idle_s)} because of this."
     return f"{advice} {lost}".lstrip()
 
@@ -245,6 +250,6 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats], waits: Seq
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     share = sum(stats.num_short for stats in launches) / sum(stats.num_kernels for stats in launches)
     return (
-        f"{text} Of {num_kernels:,.0f} kernels, {share:.0%} are shorter than the call that launches them: "
-        "larger batches, torch.compile or CUDA graphs reduce the work of the host."
+        f"{text} Of {num_kernels:,.0f} kernels and copies, {share:.0%} are shorter than the call that "
+        "launches them: larger batches, torch.compile or CUDA graphs reduce the work of the host."
     )

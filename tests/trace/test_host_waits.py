@@ -413,7 +413,7 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
     )
     assert capture.findings[1] == (
         "Step 3 takes 800 us longer than the others: of the difference, 800 us is forward. "
-        "With the median of the others (350 us) in all steps, the mean step would be 43% shorter."
+        "If it took the median of the others (350 us), the mean step would be 43% shorter."
     )
     table = tables.steps(capture)
     shortest, _, slow, _ = table.rows
