@@ -156,6 +156,15 @@ class Subject:
         return self.scheduler.reader.walltime(self.script)
 
     @cached_property
+    def has_late_walltime(self) -> bool:
+        """Whether a directive after the first command, which the scheduler ignores, sets the walltime."""
+        flag, all_of_it = (
+            self.scheduler.reader.walltime_flag,
+            self.script.directives_of(self.script.scheduler),
+        )
+        return any(d.late and (d.flag == flag or "walltime=" in d.value) for d in all_of_it)
+
+    @cached_property
     def walltime_s(self) -> int | None:
         """The walltime in seconds, as the scheduler reads it; None if it is missing or invalid."""
         return self.scheduler.reader.walltime_s(self.walltime[1]) if self.walltime else None

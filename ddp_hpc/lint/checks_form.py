@@ -315,8 +315,9 @@ def _is_constraint_or_name(d: Directive) -> bool:
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
     directive, site = subject.scheduler.reader.walltime_directive, subject.site
-    # Without a profile, nothing is known about the default.
-    if site and directive and subject.walltime is None and subject.script.value("--wrap") is None:
+    # JOB004 reports a late walltime. Without a profile, nothing is known about the default.
+    is_missing = subject.walltime is None and not subject.has_late_walltime
+    if site and directive and is_missing and subject.script.value("--wrap") is None:
         what = "no walltime is requested: the queue's default may be short, and some sites reject the job"
         yield Problem(1, what, f"add {directive}, or pass it on the command line")
 

@@ -11,7 +11,6 @@ from ddp_hpc.lint.log_directories import created_directories, directory_of, miss
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.schedulers.script_options import whole_number
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
@@ -48,9 +47,6 @@ _DIFFERS_IN_CSH = re.compile(
         | (?:export|declare|local|readonly|function|shopt|trap|ulimit|if|for|while|until|case)\b )
       | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b""",
     re.VERBOSE,
-)
-_PLACES = re.compile(
-    r"ppn|perhost|npernode|map-by|oversubscribe|host|\s-f\s|\s-H\s|rankfile|singularity|apptainer"
 )
 # Options with the values that qsub accepts.
 _VALUES = {
@@ -122,6 +118,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
         if not is_known and d not in of_torque and not has_placeholder(d.text):
             what = f"{shown(d.flag)} is not a qsub option"
             remedy = "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)"
+            if d.flag == "-t":
+                remedy = f"use -J {plain(d.value)} for an array, and PBS_ARRAY_INDEX for the index of a task"
             yield Problem(d.line, what, remedy)
 
 
@@ -261,57 +259,6 @@ def _line_of_relative_program(subject: Subject) -> int | None:
         ):
             return command.line
     return None
-
-
-@check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")
-def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if "OMP_NUM_THREADS" in script.text:
-        return
-    for command in script.launches():
-        per_node = command.option("--ppn", "-ppn")
-        if command.name in ("mpiexec", "mpirun") and per_node != "1" and (per_node or subject.ranks_per_node):
-            yield Problem(
-                command.line,
-                "PBS sets OMP_NUM_THREADS to the cores of the whole chunk, and every rank uses that many "
-                "threads",
-                "add export OMP_NUM_THREADS=CORES_PER_RANK, or use mpiexec --env OMP_NUM_THREADS=...",
-            )
-            return
-
-
-@check("PBS021", "warning", "more ranks per node than CPUs of a chunk")
-def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
-    selects = [value for _, name, value in subject.script.resources() if name == "select"]
-    for command in subject.script.launches():
-        given = command.option("--ppn", "-ppn", "--npernode", "-npernode")
-        per_node = whole_number(subject.value_of(given)) if given else None
-        for chunk in selects[-1].split("+") if selects and per_node else []:
-            sizes = {name: whole_number(value) for name, value in re.findall(r":(\w+)=(\d+)", f":{chunk}")}
-            num_cpus, num_ranks = sizes.get("ncpus"), sizes.get("mpiprocs") or 0
-            if per_node and num_cpus and per_node > max(num_cpus, num_ranks):
-                yield Problem(
-                    command.line,
-                    f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} has "
-                    f"{num_cpus} CPU{'s' * (num_cpus > 1)}",
-                    f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node",
-                )
-                break
-
-
-@check("PBS025", "note", "more ranks than lines of PBS_NODEFILE")
-def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
-    selects = [value for _, name, value in subject.script.resources() if name == "select"]
-    chunks = selects[-1].split("+") if selects else []
-    found = [re.fullmatch(r"(?:(\d{1,4}):)?(?:.*:)?ncpus=(\d{1,4})\b.*", chunk) for chunk in chunks]
-    # A chunk without mpiprocs has one line (pbs_resources(7B)).
-    slots = sum(int(one[1] or 1) for one in found if one and int(one[2]) > 1 and "mpiprocs" not in one[0])
-    for command in subject.script.launches("mpirun", "mpiexec") if all(found) and slots else ():
-        total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or "")) or 0
-        if total > slots and "mpiprocs" not in selects[-1] and not _PLACES.search(command.text):
-            lines = "1 line" if slots == 1 else f"{slots} lines"
-            what = f"PBS_NODEFILE has {lines} without mpiprocs, and Open MPI starts no more ranks than that"
-            yield Problem(command.line, what, f"add :mpiprocs={-(-total // slots)} to the chunk")
 
 
 @check("PBS022", "error", "a resource that belongs into select, or not")

@@ -1164,6 +1164,20 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS002", False, TORQUE + "# ddp-hpc: ignore[PBS002, PBS001]\n#PBS -q long # the queue\n"),
     ("SLURM002", True, S + "#SBATCH --quotatype=auto # ddp-hpc: ignore[SLURM003]\n"),
     ("RANK008", False, S + "# ddp-hpc: ignore[RANK]\nexport MASTER_PORT=29500\n"),
+    ("PBS019", True, P + "#PBS -l select=2:ncpus=32:mpiprocs=4\nmpirun -n 8 ./a\n"),
+    ("PBS019", False, P + "#PBS -l select=2:ncpus=32:mpiprocs=4:ompthreads=8\nmpirun -n 8 ./a\n"),
+    ("PBS019", False, P + "#PBS -l select=2:ncpus=32:mpiprocs=1\nmpirun -n 2 ./a\n"),
+    ("PBS021", True, P + "#PBS -l select=1:ncpus=8:mpiprocs=4:ompthreads=8\n./a\n"),
+    ("PBS021", False, P + "#PBS -l select=1:ncpus=8:mpiprocs=4:ompthreads=4\n./a\n"),
+    ("PBS025", True, P + "#PBS -l nodes=2\nmpirun -np 64 ./a\n"),
+    ("PBS025", True, P + "#PBS -l nodes=2:bigmem\nmodule load openmpi\nmpirun -np 4 ./a\n"),
+    ("PBS025", True, P + "#PBS -l select=3:ncpus=32\nmpirun -np 96 -hostfile $PBS_NODEFILE ./a\n"),
+    ("PBS025", False, P + "#PBS -l select=3:ncpus=32\nmpirun -np 96 -hostfile hosts ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=2:ppn=32\nmpirun -np 64 ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=2\nmpirun -np 2 ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=2\nmodule load mpich\nmpirun -np 64 ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=2,procs=64\nmpirun -np 64 ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=node7\nmpirun -np 64 ./a\n"),
 ]
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.

@@ -1,0 +1,104 @@
+"""Checks of PBS scripts: the ranks and the threads of a chunk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.base.units import counted
+from ddp_hpc.lint.check_registry import Problem, Subject, check, shown
+from ddp_hpc.lint.checks_mpi import mpi_of
+from ddp_hpc.schedulers.script_options import whole_number
+
+_PLACES = re.compile(
+    r"ppn|perhost|npernode|map-by|oversubscribe|host|machinefile|\s-f\s|\s-H\s|rankfile|singularity|apptainer"
+)
+# This file is also the default.
+_OWN_FILE = re.compile(r"\s--?(?:hostfile|machinefile|machine)[ =]\"?\$\{?PBS_NODEFILE\b")
+# Resources other than `nodes` that request CPUs, of PBS or a site.
+_OF_CPUS = frozenset(
+    ("ncpus", "ppn", "procs", "size", "select", "mppwidth", "tpn", "procs_bitmap", "naccesspolicy", "feature")
+)
+# How an MPI passes on a variable to the ranks.
+_PASSED_ON = {
+    "Open MPI": ", and mpirun -x OMP_NUM_THREADS",
+    "PALS": ", or use mpiexec --env OMP_NUM_THREADS=...",
+}
+
+
+@check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")
+def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if "OMP_NUM_THREADS" in script.text or any("ompthreads" in value for _, _, value in script.resources()):
+        return
+    for command in script.launches("mpiexec", "mpirun"):
+        ranks = command.option("--ppn", "-ppn") or str(subject.ranks_per_node or 1)
+        if ranks != "1":
+            what = "PBS sets OMP_NUM_THREADS to the cores of the whole chunk, and every rank uses that many"
+            passed_on = _PASSED_ON.get(mpi_of(subject), "")
+            remedy = f"add export OMP_NUM_THREADS=CORES_PER_RANK{passed_on}"
+            yield Problem(command.line, f"{what} threads", remedy)
+            return
+
+
+@check("PBS021", "warning", "more ranks or threads than CPUs of a chunk")
+def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
+    selects = [(d.line, value) for d, name, value in subject.script.resources() if name == "select"]
+    chunks = selects[-1][1].split("+") if selects else []
+    found = [
+        (chunk, {name: int(value) for name, value in re.findall(r":(\w+)=(\d{1,6})\b", f":{chunk}")})
+        for chunk in chunks
+    ]
+    for chunk, sizes in found:
+        num_cpus, ranks, threads = (sizes.get(name) for name in ("ncpus", "mpiprocs", "ompthreads"))
+        # A core may have two hardware threads.
+        if num_cpus and ranks and threads and ranks * threads > 2 * num_cpus:
+            what = f"{counted(ranks, 'rank')} with {counted(threads, 'thread')} each share the "
+            what += f"{counted(num_cpus, 'CPU')} of the chunk {shown(chunk)}"
+            yield Problem(selects[-1][0], what, f"request ncpus={ranks * threads}", "note")
+            break
+    for command in subject.script.launches() if found else ():
+        given = command.option("--ppn", "-ppn", "--npernode", "-npernode")
+        per_node = whole_number(subject.value_of(given)) if given else None
+        for chunk, sizes in found if per_node else ():
+            num_cpus = sizes.get("ncpus")
+            if per_node and num_cpus and per_node > max(num_cpus, sizes.get("mpiprocs") or 0):
+                what = (
+                    f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} has "
+                )
+                what += counted(num_cpus, "CPU")
+                remedy = f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node"
+                yield Problem(command.line, what, remedy)
+                break
+
+
+@check("PBS025", "note", "more ranks than lines of PBS_NODEFILE")
+def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
+    # Other MPIs start as many ranks as they are told.
+    of_chunks, of_nodes = _lines_of_chunks(subject), _lines_of_nodes(subject)
+    slots = of_chunks or of_nodes if mpi_of(subject) in ("", "Open MPI") else 0
+    for command in subject.script.launches("mpirun", "mpiexec") if slots else ():
+        total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or "")) or 0
+        if total > slots and not _PLACES.search(_OWN_FILE.sub("", command.text)):
+            lines, name = "1 line" if slots == 1 else f"{slots} lines", "mpiprocs" if of_chunks else "ppn"
+            what = f"PBS_NODEFILE has {lines} without {name}, and Open MPI starts no more ranks than that"
+            where = "to the chunk" if of_chunks else "after the number of nodes"
+            yield Problem(command.line, what, f"add :{name}={-(-total // slots)} {where}")
+
+
+def _lines_of_chunks(subject: Subject) -> int:
+    """Returns the lines of PBS_NODEFILE for chunks of several CPUs without mpiprocs; 0 for others."""
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    chunks = selects[-1].split("+") if selects else []
+    found = [re.fullmatch(r"(?:(\d{1,4}):)?(?:.*:)?ncpus=(\d{1,4})\b.*", chunk) for chunk in chunks]
+    if not all(found) or any("mpiprocs" in chunk for chunk in chunks):
+        return 0
+    # A chunk without mpiprocs has one line (pbs_resources(7B)).
+    return sum(int(one[1] or 1) for one in found if one and int(one[2]) > 1)
+
+
+def _lines_of_nodes(subject: Subject) -> int:
+    """Returns the number in `-l nodes=NUMBER`, if nothing requests several CPUs; otherwise 0."""
+    given = {name: value for _, name, value in subject.script.resources()}
+    number = re.fullmatch(r"(\d{1,4})(?::[A-Za-z]\w*)*", given.get("nodes", ""))
+    return int(number[1]) if number and given.keys().isdisjoint(_OF_CPUS) else 0
