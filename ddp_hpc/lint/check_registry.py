@@ -88,6 +88,12 @@ class Subject:
         empty = {line for line, text in texts.items() if text.rstrip().endswith("=")}
         return frozenset(marked | (empty if len(empty) > 2 else set()))  # a form to be filled in
 
+    @cached_property
+    def known_site(self) -> Site | None:
+        """The site, if its profile says anything about queues or nodes, unlike that of any Slurm machine."""
+        site = self.site
+        return site if site and (site.queues or site.node.cores or site.node.devices) else None
+
     @property
     def scheduler_version(self) -> str:
         """The version of the site's scheduler, such as 23.02; empty if it is unknown."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
@@ -74,8 +74,6 @@ _PYTHON = re.compile(
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
-_KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
-_WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
 _OF_SCRIPT = re.compile(r"\$0\b|\$\{0\}|BASH_SOURCE")
 _SET = re.compile(r"(?:^|[\s;])(\w+)=")
 _VARIABLE = re.compile(r"\$\{?(\w+)")
@@ -347,34 +345,3 @@ def _line_0(subject: Subject) -> Iterator[Problem]:
             what = "the array begins with task 0, but files begin with line 1"
             yield Problem(command.line, what, "begin the array with 1, or add 1 to the index")
             return
-
-
-@check("JOB033", "warning", "output or a failure that the job does not show")
-def _not_shown(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    commands = [command for command in script.commands if command.argv]
-    for command in commands:
-        keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
-        # What reads the output in $( ) needs all of it.
-        if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S*/)?conda run", script.lines[command.line - 1]):
-            what = "conda run prints the output of the program only after the program has ended"
-            yield Problem(command.line, what, "add --no-capture-output after conda run")
-    loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
-    for command in commands:
-        lost = loads if loads and loads[-1].line < command.line else []
-        if lost and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
-            what = f"module purge unloads what line {lost[0].line} has loaded"
-            yield Problem(command.line, what, "write it before the first module load", "note")
-            break
-    is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
-    following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
-    for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
-        if (
-            command.name in ("tee", "gzip", "pigz", "zstd", "xz")
-            and before.ends in ("|", "|&")
-            and before.name not in _WRITES_TEXT
-            and "$?" in after
-        ):
-            what = f"the status is that of {command.name}, which succeeds even if the command before it fails"
-            severity: Severity | None = None if command.name == "tee" else "note"
-            yield Problem(command.line, what, "add set -o pipefail before the commands", severity)

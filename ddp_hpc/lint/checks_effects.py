@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
 from ddp_hpc.lint.launch_commands import starts
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program_files import text_of
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Expressions for several lines, what is wrong where they end, and what to write. Six blanks continue them.
 _TEXTS = r"""
@@ -50,6 +52,15 @@ _ROWS = [
     (re.compile(text.replace("BEGIN", r"^[ \t]*").replace("LINE", r"^[^#\n]*"), re.MULTILINE), what, remedy)
     for text, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _TEXTS.replace("\n      ", ""))
 ]
+# Programs with threads, and without MPI.
+_WITHOUT_MPI = frozenset(
+    (
+        "cellranger", "spaceranger", "bowtie2", "bowtie", "hisat2", "bwa", "bwa-mem2", "samtools", "STAR",
+        "fastp", "fastqc", "salmon", "kallisto", "minimap2", "blastn", "blastp", "blastx", "tblastn",
+        "cutadapt", "kraken2", "trim_galore", "featureCounts", "trimmomatic", "pigz", "spades.py", "flye",
+    )
+)  # fmt: skip
+_OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
 _OTHERS = frozenset(("jython", "mpprun", "mpdrun", "mprun"))
@@ -72,6 +83,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
         if meant and not (is_longer or name in _OTHERS or re.search(is_own, script.text)):
             what = f"{shown(command.argv[0])} is not a command"
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
+    yield from _copies(subject)
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
     words = [word for start in started for word in start.words]
     if re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks) and any(word.startswith("--") for word in words):
@@ -82,3 +94,22 @@ def _together(subject: Subject) -> Iterator[Problem]:
         if not any(map(reads.search, texts)):
             what = "all tasks of the array do the same, unless a program reads the index of its task"
             yield Problem(subject.line_of("--array", "-J"), what, "give the index to the program")
+
+
+def _copies(subject: Subject) -> Iterator[Problem]:
+    """Yields a program that knows no other copies of itself, and of which a launcher starts several."""
+    for command in subject.script.launches("srun", "mpirun", "mpiexec"):
+        names = (word.rpartition("/")[2] for word in command.argv[:30])
+        index = next((i for i, name in enumerate(names) if name in _WITHOUT_MPI), 0)
+        if index == 0 or _OF_RANK.search(command.text):
+            continue
+        own = replace(command, words=command.argv[:index])
+        given = own.option("-n", "--ntasks", "-np", "--np")
+        is_of_job = own.name == "srun" and own.option("-N", "--nodes", "--ntasks-per-node", "-c") is None
+        number = subject.value_of(given or ("$SLURM_NTASKS" if is_of_job else ""))
+        name = command.argv[index].rpartition("/")[2]
+        is_value = command.argv[index - 1] in ("-J", "--job-name", "-o", "-e", "-p", "-w")
+        if (whole_number(number) or 0) > 1 and not is_value:
+            what = f"{own.name} starts {number} copies of {name}, and all of them do the same"
+            yield Problem(command.line, what, "start it once, and give it the number of threads")
+            return

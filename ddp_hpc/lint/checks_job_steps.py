@@ -36,6 +36,7 @@ _READ_LOOP = re.compile(
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
+_READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
 _TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # Programs of which one for each node is enough, or one for all of its GPUs.
@@ -264,7 +265,7 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
         command
         for command in script.commands
         if command.name not in ("echo", "printf", "[", "[[", "test")
-        and any(re.search(r"\$\{?SLURM_ARRAY_TASK_ID\b(?!:)", word) for word in command.words)
+        and any(_READS_TASK.search(word) for word in command.words)
     ]
     if given is None and reads and commented:
         line = script.text.count("\n", 0, commented.start()) + 1

@@ -23,6 +23,12 @@ _DETECTS_RANKS = re.compile(
     r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|\brank=|"
     r"init_method=['\"](?:tcp|file):"
 )
+# A program that passes on its rank may read it from the variable of torchrun, and from no other one.
+_READS_RANK = re.compile(r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"]RANK['\"]")
+_HAS_OTHER_RANK = re.compile(
+    r"PROCID|PMI_RANK|PMIX_RANK|PALS_|OMPI_COMM_WORLD_RANK|MV2_COMM_WORLD_RANK|FLUX_TASK|mpi4py|MPI\.COMM|ddp_hpc|"
+    r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|environ\.update|spawn|tcp:|file:"
+)
 
 
 _HAS_ADDRESS = re.compile(
@@ -81,7 +87,9 @@ def _without_address(subject: Subject) -> Iterator[Problem]:
 def _needs_variables(start: Start) -> str:
     """Returns the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
     name, text = _program(start)
-    return name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
+    reads_it = _READS_RANK.search(text) and not _HAS_OTHER_RANK.search(text)
+    is_left = reads_it or not _DETECTS_RANKS.search(text)
+    return name if _NEEDS_VARIABLES.search(text) and is_left else ""
 
 
 def _program(start: Start) -> tuple[str, str]:
@@ -100,6 +108,11 @@ def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
         text = _program(start)[1]
         trainer = re.search(r"\bTrainer\(((?:[^()]|\([^()]*\)){,800})\)", text)
         given = (trainer[1] if trainer and "lightning" in text else "") + " " + start.command.text
+        is_plain = bool(trainer) and "num_nodes" not in text and not re.search(r"num[-_]nodes", given)
+        is_plain &= bool(re.search(r"\bdevices\s*=", given)) and "**" not in given
+        if is_plain and (start.num_nodes or 1) > 1:
+            what = f"the Trainer has no num_nodes, 1 by default, and srun uses {start.num_nodes} nodes"
+            yield Problem(start.command.line, what, f"write Trainer(num_nodes={start.num_nodes})")
         nodes, tasks = (start.num_nodes, "--nodes"), (start.ranks_per_node, "--ntasks-per-node")
         for name, (has, flag) in {"num[-_]nodes": nodes, "devices": tasks}.items():
             form = rf"(?:^\s*|,\s*|\btrainer\.|\s--(?=num)){name}\s*[= ]\s*(\d+)\b(?!:|\s+if\b)"
@@ -161,6 +174,9 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
         if place := source.save_of_all_ranks:
             what = f"all ranks save a checkpoint to the same file, in {plain(place)}"
             yield Problem(start.command.line, what, "save it only if torch.distributed.get_rank() == 0")
+        elif (place := source.save_of_each_node) and (start.num_nodes or 1) > 1:
+            what = f"one rank of each node saves a checkpoint to the same file, in {plain(place)}"
+            yield Problem(start.command.line, what, "save it only on rank 0 of all nodes", "note")
 
 
 @check("JOB032", "note", "a program that saves checkpoints, but does not load them")

@@ -61,6 +61,7 @@ def mpi_of(subject: Subject) -> str:
 
 @check("RANK028", "error", "an option of another MPI")
 def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
+    yield from _type_of_mpi(subject)
     title = mpi_of(subject)
     for command in subject.script.commands if title else ():
         if command.name not in _MPIRUN or "/" in command.argv[0]:
@@ -73,6 +74,16 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
                     has = "does not document the" if is_accepted else "has no"
                     what = f"{command.name} of {title} {has} option {plain(word)}"
                     yield Problem(command.line, what, remedy, "note" if is_accepted else None)
+
+
+def _type_of_mpi(subject: Subject) -> Iterator[Problem]:
+    """Yields steps of Open MPI 5, which knows no PMI-1 and PMI-2, with one of these types."""
+    loads = (c.text for c in subject.script.commands if _LOADS.match(c.text))
+    if any(re.search(r"(?i)\bopen-?mpi/5\.\d", text) for text in loads):
+        for command in subject.script.launches("srun"):
+            if (given := command.option("--mpi")) in ("pmi2", "pmi1"):
+                what = f"Open MPI 5 does not support {given}, so each process is rank 0 of 1"
+                yield Problem(command.line, what, "use srun --mpi=pmix", "note")
 
 
 def _own_options(command: Command) -> list[str]:

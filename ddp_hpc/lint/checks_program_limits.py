@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
-from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, table
 from ddp_hpc.lint.launch_commands import starts
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.schedulers.registry import MONITORED
-from ddp_hpc.schedulers.script_options import whole_number
+from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
 
 # Programs, and their options for the number of threads; the last ones have this meaning in any program.
 _THREADS = re.compile(
@@ -21,6 +21,28 @@ _THREADS = re.compile(
 )
 # Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
+# Programs with one thread by default, what must follow them, and their options for the number of threads.
+_ONE_THREAD = {
+    name: (verb, options)
+    for names, verb, options in table(r"""
+bowtie2 bowtie hisat2 @ @ -p|--threads
+bwa bwa-mem2 @ mem|aln @ -t
+samtools @ sort @ -@|--threads
+STAR @ @ --runThreadN
+blastn blastp blastx tblastn tblastx psiblast @ @ -num_threads
+cutadapt trim_galore @ @ -j|--cores
+kraken2 @ @ --threads
+kallisto @ quant @ -t|--threads
+featureCounts @ @ -T
+mafft @ @ --thread
+iqtree iqtree2 @ @ -T|-nt|--threads
+flye hifiasm @ @ -t|--threads
+""")
+    for name in names.split()
+}
+_USES_CPUS = re.compile(
+    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
+)
 _OF_LSF = ("jsrun", "bsub")
 _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
 
@@ -28,6 +50,7 @@ _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?
 @check("JOB037", "warning", "a program that would use more than the job has")
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     cpus, gpus = _num_cpus(subject), subject.gpus_per_node
+    of_torque = any(name == "nodes" for _, name, _ in subject.script.resources())
     total = subject.total_gpus or (gpus or 0) * (subject.num_nodes or 1)
     for start in starts(subject) if not subject.placeholder_lines else ():
         line, name = start.command.line, start.program.lower()
@@ -47,22 +70,52 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
             threads = whole_number(match[1] or start.given(option) or "") if match else None
             if cpus and threads and threads > cpus:
                 what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
-                # A core may have two hardware threads.
-                severity: Severity | None = "note" if threads <= 2 * cpus else None
+                # A core may have two hardware threads, and Torque may not keep programs on their cores.
+                severity: Severity | None = "note" if threads <= 2 * cpus or of_torque else None
                 yield Problem(line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs", severity)
+    if cpus > 1 and not subject.placeholder_lines and not is_template(subject.script):
+        yield from _one_thread(subject, cpus)
+
+
+def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
+    """Yields a program with one thread in a job with one task of several CPUs, which nothing else uses."""
+    script = subject.script
+    tasks = {script.value("--ntasks"), script.value("--ntasks-per-node")}
+    body = "\n".join(command.text for command in script.commands)
+    if tasks - {None, "1"} or _USES_CPUS.search(body) or any(c.ends == "&" for c in script.commands):
+        return
+    for command in script.commands:
+        names = [word.rpartition("/")[2] for word in command.argv[:12]]
+        found = next((i for i, name in enumerate(names) if name in _ONE_THREAD), -1)
+        verb, options = _ONE_THREAD.get(names[found], ("", "")) if found >= 0 else ("", "")
+        own = command.argv[found + 1 :]
+        if not options or not re.fullmatch(verb, own[0] if own and verb else "") or len(own) < 2:
+            continue
+        if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
+            name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]
+            what = f"{plain(name)} uses one thread without {option}, and the job has {cpus} CPUs"
+            yield Problem(command.line, what, f"add {option} {cpus}, or request one CPU", "note")
+            return
+
+
+def _cpus_of_chunk(script: ScriptOptions) -> int:
+    """Returns the CPUs of the only chunk of a job of PBS or Torque; 0 if there are several."""
+    given = {name: value for _, name, value in script.resources()}
+    name, form = ("select", "ncpus") if "select" in given else ("nodes", "ppn")
+    found = re.fullmatch(rf"1:(?:.*:)?{form}=(\d{{1,4}})\b[^+]*", given.get(name, ""))
+    times = sum(one == name for _, one, _ in script.resources())
+    return int(found[1]) if found and times == 1 else 0
 
 
 def _num_cpus(subject: Subject) -> int:
     """Returns the CPUs on which a program in the batch shell can run; 0 if they are unknown."""
     script = subject.script
     if subject.scheduler.reader.requests_by_resources:
-        chunk = [value for _, name, value in script.resources() if name == "select"]
-        found = re.fullmatch(r"1:(?:.*:)?ncpus=(\d{1,4})\b[^+]*", chunk[0]) if len(chunk) == 1 else None
-        return int(found[1]) if found else 0
+        return _cpus_of_chunk(script)
     others = ("--exclusive", "--cpus-per-gpu", "--mincpus", "--ntasks-per-core")
     per_task = whole_number(script.value("--cpus-per-task") or "")
     tasks = [whole_number(script.value(flag) or "1") or 0 for flag in ("--ntasks", "--ntasks-per-node")]
-    is_unknown = subject.site or not per_task or not all(tasks) or script.value(*others) is not None
+    is_unknown = subject.known_site or not per_task or not all(tasks) or script.value(*others) is not None
     return 0 if is_unknown or not per_task else per_task * max(tasks)
 
 

@@ -133,6 +133,8 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ sbatch takes no script with --wrap @ quote the whole command, or omit the script @ note
 [^#'"]*\bqsub\s[^#'"]*?\.(?:sh|pbs|qsub|job)\s+-[A-Za-z]\s
     @ qsub reads no options after the name of the script @ write them before it @ note
+<NAME>=["']?(?:\$\(|`)\s*qsub\s[^#|]*\|\s*cut\s+(?:-[bc]|--ch)
+    @ the number of a job has no fixed number of digits @ write cut -d. -f1, or use the whole ID @ note
 [^#'"]*\bqsub\s[^#'"]*-[lv]\s+[^\s-][^\s'"]*,\s+\w+= @ the list ends at this blank @ omit it @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this may wait for input, which a batch job does not get @ do it before the job @ note
@@ -197,8 +199,9 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
 
 
 def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
+    text = command.text.rstrip().replace("\\\n", "")
     for beginning, *row in _ROWS if command.ends not in ("|", "|&", ")") else ():
-        match = re.match(beginning, command.text.rstrip())
+        match = re.match(beginning, text)
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.

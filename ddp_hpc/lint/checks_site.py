@@ -81,7 +81,7 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
 def _no_gpus(subject: Subject) -> Iterator[Problem]:
     own = None if _asks_for_gpus(subject.script) else _own_script(subject)
     has_gpus = re.search("(?i)gpu", subject.script.value("--partition", "-q") or "")
-    is_whole = subject.site is not None or subject.script.value("--exclusive") is not None
+    is_whole = subject.known_site is not None or subject.script.value("--exclusive") is not None
     if has_gpus and not is_whole and not _asks_for_gpus(subject.script):
         option = ":ngpus=NUMBER to chunks" if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
         what, remedy = (

@@ -23,6 +23,8 @@ _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask
 # Files of conda, of virtual environments and of the system.
 _SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc\b|profile\b|/etc/|/module")
 _HARMLESS = re.compile(r"\bsrun\b.*\s(?:hostname|nvidia-smi|mkdir|echo|ls|df|rm|\S*/?nvidia-smi)\b")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OF_TASK = re.compile(r"\$\{?SLURM_CPUS_PER_TASK\b.*")
 # Job steps that start no ranks.
 _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 
@@ -84,21 +86,26 @@ def _steps_with_ranks(subject: Subject) -> list[Command]:
 
 @check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
 def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
-    version = subject.scheduler_version
-    if not version or not is_between(version, "22.05", "23.02"):
+    version, script = subject.scheduler_version, subject.script
+    if version and not is_between(version, "22.05", "23.02"):
         return
-    script = subject.script
+    # Without a version, only scripts are judged that use threads, which then share one core.
+    has_threads = any(name in _THREADS and _OF_TASK.fullmatch(value) for _, name, value in script.assignments)
+    if not version and not has_threads:
+        return
     requested = script.value("--cpus-per-task")
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in subject.script.launches("srun"):
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
-            yield Problem(
-                command.line,
+            what = (
                 f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
-                "does not inherit it, so each rank gets one core",
-                "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
             )
+            remedy = "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK"
+            what += f"does not inherit it, so each rank gets one core{'' if version else ' there'}"
+            yield Problem(command.line, what, remedy, None if version else "note")
+            if not version:
+                return
 
 
 @check("SLURM008", "warning", "--signal goes to the job steps, but the trap is in the batch shell")

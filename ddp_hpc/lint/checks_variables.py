@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
-from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, requests_gpus, single_quoted, starts
+from ddp_hpc.lint.launch_commands import expanded_in_shell, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.schedulers.registry import MONITORED
-from ddp_hpc.schedulers.script_options import whole_number
 
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
@@ -59,7 +58,6 @@ _LIST_AS_HOST = re.compile(
 # A whole list in quotes as the only element of an array.
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
-_DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 
 
 @check("JOB022", "warning", "a variable that is not set in the job")
@@ -222,76 +220,6 @@ def _is_for_several(subject: Subject) -> bool:
 
 def _expanded(text: str) -> list[str]:
     return [name.lstrip("{") for name in _EXPANSION.findall(text)] + _IN_ARITHMETIC.findall(text)
-
-
-@check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
-def _visible_devices(subject: Subject) -> Iterator[Problem]:
-    gpus = subject.gpus_per_node
-    of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
-    for line, options in of_deepspeed:
-        given = options.get("--include", "").removeprefix("localhost:")
-        if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
-            what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
-            yield Problem(line, what, "omit --include")
-    is_shared = gpus and subject.script.value("--exclusive") != ""
-    for start in starts(subject) if is_shared else ():
-        # Other programs may have other numbers, such as 0 for the CPU.
-        if start.program not in ("python", "torchrun", "accelerate"):
-            continue
-        for option in ("--gpu", "--gpus", "--gpu-id", "--gpu-ids", "--device", "--devices"):
-            value = (start.given(option) or "").removeprefix("cuda:")
-            is_list = "," in value or option.endswith(("id", "ids", "device"))
-            if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
-                what = f"{option} selects GPU {value}, but the job has {gpus} per node, numbered from 0"
-                yield Problem(start.command.line, what, "number the GPUs from 0")
-    is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
-    # srun sets the variable for its tasks if the job requests GPUs.
-    in_steps = [start.command.line for start in starts(subject) if start.command.name == "srun"]
-    in_shell = [start.command.line for start in starts(subject) if _is_program(start)]
-    is_replaced = bool(in_steps) and not in_shell and requests_gpus(subject)
-    for line, name, value in subject.script.assignments:
-        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default or is_replaced:
-            continue
-        users = [start.command for start in starts(subject) if start.is_launched or _is_program(start)]
-        if users and all(f"{name}=" in user.text and user.line != line for user in users):
-            continue  # each program gets another value
-        devices = {int(number) for number in value.split(",")}
-        if max(devices) >= len(devices) and any("--num-gpus" in options for _, options in of_deepspeed):
-            what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
-            yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
-        ranks, first = max(((_ranks_of(s), s.command.line) for s in starts(subject)), default=(0, 0))
-        is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
-        if ranks > len(devices) and is_for_this:
-            what = (
-                f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
-                f"the {ranks} ranks of a node that line {first} starts"
-            )
-            yield Problem(line, what, "remove it, as the scheduler sets it", "error")
-        elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
-            yield Problem(
-                line,
-                f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
-                "remove it, as the scheduler sets it",
-                # CUDA ignores the first number that does not exist, and those after it.
-                "note" if value.startswith(",".join(map(str, range(gpus)))) else None,
-            )
-
-
-def _is_program(start: Start) -> bool:
-    return not start.is_launched and bool(
-        re.match(r"python|torchrun|accelerate|deepspeed|[.$]", start.program)
-    )
-
-
-def _ranks_of(start: Start) -> int:
-    """Returns the ranks that a command starts on a node, as far as the command says it."""
-    if start.is_torchrun:
-        return whole_number(start.given("--nproc-per-node")) or 0
-    options = start.options_of("accelerate", "deepspeed")
-    if options:
-        return whole_number(options.get("--num-processes", options.get("--num-gpus"))) or 0
-    is_rank = start.is_launched and start.program == "python" and not start.launcher_hides_options
-    return (start.ranks_per_node or 0) if is_rank else 0
 
 
 @check("RANK018", "error", "the address of the first node is something else")

@@ -42,6 +42,8 @@ _LOADS = re.compile(
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
 )
 _SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|weight|saved|\bnet)).*")
+_LOCAL_RANK_0 = re.compile(r"(?:\w+\.)*_?local_?rank == 0|not (?:\w+\.)*_?local_?rank")
+_ON_NODE = re.compile("/(?:tmp|scratch|local|dev)")
 # Files and functions that load a model for another purpose than training.
 _TESTS = re.compile(r"(?:^|[/_ ])(?:test|eval(?:uate)?|infer(?:ence)?|predict)(?:[_./ ]|$)")
 # Datasets for another purpose than training.
@@ -119,6 +121,18 @@ class ProgramSource:
         for call, (file, function, conditions) in self._saves if self._connects_ranks else ():
             is_judged = function in self._run_by_all and call not in self._in_other_classes
             if is_judged and not self._depends_on_rank(*conditions, *call.args[1:]):
+                return f"{file}:{call.lineno}"
+        return ""
+
+    @property
+    def save_of_each_node(self) -> str:
+        """Where the first rank of each node saves a checkpoint to the same file; empty if nowhere."""
+        is_local = self._has(r"^(?:LOCAL_RANK|SLURM_LOCALID)$") and not self._takes_global_for_local
+        for call, (file, function, conditions) in self._saves if is_local and self._connects_ranks else ():
+            others = [one for one in conditions if not _LOCAL_RANK_0.fullmatch(ast.unparse(one))]
+            is_judged = function in self._run_by_all and call not in self._in_other_classes
+            is_judged &= len(others) < len(conditions) and not any(map(_ON_NODE.match, _words(call)))
+            if is_judged and not self._depends_on_rank(*others, *call.args[1:]):
                 return f"{file}:{call.lineno}"
         return ""
 
@@ -206,6 +220,18 @@ class ProgramSource:
         saves = [one for one in calls if _SAVES.fullmatch(ast.unparse(one[0]))]
         saves = [one for one in saves if self._memory_files.isdisjoint(map(_name, one[0].args))]
         return sorted(saves, key=lambda one: (one[1][0] != self.files.names[0], one[0].lineno))
+
+    @property
+    def _takes_global_for_local(self) -> bool:
+        """Whether a variable with the name of a local rank may have the rank among all."""
+        for node, _ in self._nodes:
+            targets = node.targets if isinstance(node, ast.Assign) else ()
+            is_local = any(re.search("local_?rank$", _name(target)) for target in targets)
+            if is_local and isinstance(node, ast.Assign):
+                words = set(_words(node.value))
+                if words & {"get_rank", "SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "rank"}:
+                    return True
+        return False
 
     @cached_property
     def _in_other_classes(self) -> set[ast.AST]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ddp_hpc.lint import (
     checks_commands,
     checks_containers,
+    checks_devices,
     checks_effects,
     checks_environment,
     checks_form,
@@ -19,6 +20,7 @@ from ddp_hpc.lint import (
     checks_launch,
     checks_launched_program,
     checks_mpi,
+    checks_output,
     checks_pbs,
     checks_pbs_chunks,
     checks_program_limits,
@@ -68,6 +70,8 @@ _MODULES = (
     checks_containers,
     checks_effects,
     checks_mpi,
+    checks_output,
+    checks_devices,
     checks_site,
 )
 

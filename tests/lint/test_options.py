@@ -150,6 +150,18 @@ def test_a_rendered_script_is_checked_for_its_own_site() -> None:
             False,
         ),
         ("import ddp_hpc\n", "srun python train.py", False),
+        ("r = int(os.environ['RANK'])\ninit_process_group('nccl', rank=r)\n", "srun python train.py", True),
+        ("r = int(os.getenv('RANK', 0))\ninit_process_group(rank=r)\n", "mpirun -np 8 python train.py", True),
+        (
+            "r = int(os.environ['RANK'])\ninit_process_group(rank=r)\n",
+            "MASTER_ADDR=a RANK=0 srun python train.py",
+            False,
+        ),
+        (
+            "r = int(os.environ.get('RANK', os.environ['SLURM_PROCID']))\ninit_process_group(rank=r)\n",
+            "MASTER_ADDR=a srun python train.py",
+            False,
+        ),
         ("print('no ranks')\n", "srun python train.py", False),
     ],
 )

@@ -242,6 +242,26 @@ def test_a_file_that_one_rank_saves_has_no_finding(tmp_path: Path, text: str) ->
     assert checks(tmp_path, saves(text)) == set()
 
 
+@pytest.mark.parametrize(
+    ("text", "nodes", "found"),
+    [
+        ("if local_rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n", 2, {"RANK025"}),
+        ("if local_rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n", 1, set()),
+        ("if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n", 2, set()),
+        ("if local_rank == 0:\n    torch.save(model.state_dict(), f'model_{rank}.pt')\n", 2, set()),
+        ("if local_rank == 0 and node_rank == 0:\n    torch.save(model.state, 'model.pt')\n", 2, set()),
+        ("if local_rank == 0:\n    torch.save(model.state_dict(), '/tmp/model.pt')\n", 2, set()),
+        ("local_rank = dist.get_rank()\nif local_rank == 0:\n    torch.save(model, 'm.pt')\n", 2, set()),
+    ],
+)
+def test_a_file_that_one_rank_of_each_node_saves_is_found(
+    tmp_path: Path, text: str, nodes: int, found: set[str]
+) -> None:
+    directives = f"{DIRECTIVES}#SBATCH --nodes={nodes}\n"
+    command = f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node=4 train.py"
+    assert checks(tmp_path, saves(text), command, directives) & {"RANK025"} == found
+
+
 def test_the_file_and_the_line_of_a_save_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(saves("import files\nfiles.keep(model)\n"))
     (tmp_path / "files.py").write_text("import torch\ndef keep(model):\n    torch.save(model, 'model.pt')\n")

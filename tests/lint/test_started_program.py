@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.sites.site import load_site
 
 
 def _found(check: str, body: str, *directives: str) -> list[str]:
@@ -92,6 +93,35 @@ def test_the_trainer_of_lightning_is_compared_with_the_tasks(
     script = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\nsrun python train.py\n"
     found = lint_script(script, directory=tmp_path)
     assert [one.severity for one in found if one.check == "RANK030"] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "expected"),
+    [
+        ("devices=4", 2, ["note"]),
+        ("devices=4", 1, []),
+        ("devices=4, num_nodes=2", 2, []),
+        ("devices=4, **options", 2, []),
+        ("max_epochs=4", 2, []),
+    ],
+)
+def test_the_trainer_of_lightning_needs_the_number_of_nodes(
+    arguments: str, nodes: int, expected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(f"import lightning as L\nL.Trainer({arguments})\n")
+    script = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=4\nsrun python train.py\n"
+    found = lint_script(script, directory=tmp_path)
+    assert [one.severity for one in found if one.check == "RANK030"] == expected
+
+
+@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs"])
+def test_a_profile_of_any_machine_says_nothing_about_its_nodes(profile: str) -> None:
+    text = "#!/bin/bash\n#PBS -l nodes=1:ppn=2\n#PBS -l walltime=1:00:00\n./align --threads 120\n"
+    if profile == "generic_slurm":
+        text = "#!/bin/bash\n#SBATCH -c 2 -p gpu\n#SBATCH --time=1:00:00\n./align --threads 120\n"
+    with_site = [(one.check, one.severity) for one in lint_script(text, load_site(profile))]
+    assert with_site == [(one.check, one.severity) for one in lint_script(text)]
+    assert "JOB037" in dict(with_site)
 
 
 def test_the_cpus_of_one_chunk_are_known() -> None:

@@ -1,0 +1,63 @@
+"""Check of output and failures that a job does not show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
+from ddp_hpc.lint.parse_script import Command
+
+_KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
+_WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+_ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
+
+
+@check("JOB033", "warning", "output or a failure that the job does not show")
+def _not_shown(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    commands = [command for command in script.commands if command.argv]
+    for command in commands:
+        keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
+        # What reads the output in $( ) needs all of it.
+        if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S*/)?conda run", script.lines[command.line - 1]):
+            what = "conda run prints the output of the program only after the program has ended"
+            yield Problem(command.line, what, "add --no-capture-output after conda run")
+    loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
+    for command in commands:
+        lost = loads if loads and loads[-1].line < command.line else []
+        if lost and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
+            what = f"module purge unloads what line {lost[0].line} has loaded"
+            yield Problem(command.line, what, "write it before the first module load", "note")
+            break
+    is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
+    following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
+    for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
+        if (
+            command.name in ("tee", "gzip", "pigz", "zstd", "xz")
+            and before.ends in ("|", "|&")
+            and before.name not in _WRITES_TEXT
+            and "$?" in after
+        ):
+            what = f"the status is that of {command.name}, which succeeds even if the command before it fails"
+            severity: Severity | None = None if command.name == "tee" else "note"
+            yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
+    yield from _goes_on(subject, commands if is_bash else [])
+
+
+def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
+    """Yields a program whose failure would end the script, or submit no other job, without `| tee`."""
+    ends_at_errors = re.search(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e", subject.script.text)
+    for index, (before, command) in enumerate(pairwise(commands), start=2):
+        is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT
+        if command.name != "tee" or not is_program or command.ends not in ("\n", ";"):
+            continue
+        later = [c for c in commands[index:] if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
+        submits = next((c for c in later if c.name in ("sbatch", "qsub")), None)
+        if submits is None and (not ends_at_errors or not later):
+            continue
+        what = "set -e does not see it" if submits is None else f"line {submits.line} submits the next job"
+        what = f"if {plain(before.name)} fails, the status is that of tee, and {what}"
+        yield Problem(command.line, what, "add set -o pipefail", "note")
+        return
