@@ -27,7 +27,8 @@ _DETECTS_RANKS = re.compile(
 _READS_RANK = re.compile(r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"]RANK['\"]")
 _HAS_OTHER_RANK = re.compile(
     r"PROCID|PMI_RANK|PMIX_RANK|PALS_|OMPI_COMM_WORLD_RANK|MV2_COMM_WORLD_RANK|FLUX_TASK|mpi4py|MPI\.COMM|ddp_hpc|"
-    r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|environ\.update|spawn|tcp:|file:"
+    r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|environ\.update|spawn|tcp:|file:|"
+    r"\b(?:setup|init)_dist"
 )
 
 
@@ -87,6 +88,7 @@ def _without_address(subject: Subject) -> Iterator[Problem]:
 def _needs_variables(start: Start) -> str:
     """Returns the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
     name, text = _program(start)
+    text = re.sub(r"(?m)(?:^|\s)#.*", "", text)
     reads_it = _READS_RANK.search(text) and not _HAS_OTHER_RANK.search(text)
     is_left = reads_it or not _DETECTS_RANKS.search(text)
     return name if _NEEDS_VARIABLES.search(text) and is_left else ""

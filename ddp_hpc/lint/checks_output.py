@@ -11,6 +11,7 @@ from ddp_hpc.lint.parse_script import Command
 
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+_SUBMITS = ("sbatch", "qsub")
 _ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
 
 
@@ -48,13 +49,14 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
 
 def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     """Yields a program whose failure would end the script, or submit no other job, without `| tee`."""
-    ends_at_errors = re.search(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e", subject.script.text)
+    text = subject.script.text
+    ends_at_errors = re.search(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e", text) and "set +e" not in text
     for index, (before, command) in enumerate(pairwise(commands), start=2):
-        is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT
+        is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT + _SUBMITS
         if command.name != "tee" or not is_program or command.ends not in ("\n", ";"):
             continue
         later = [c for c in commands[index:] if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
-        submits = next((c for c in later if c.name in ("sbatch", "qsub")), None)
+        submits = next((c for c in later if c.name in _SUBMITS), None)
         if submits is None and (not ends_at_errors or not later):
             continue
         what = "set -e does not see it" if submits is None else f"line {submits.line} submits the next job"

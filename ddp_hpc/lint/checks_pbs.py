@@ -191,7 +191,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
 def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     # Some sites always set -k doe. Without it, PBS copies the logs at the end of the job.
-    is_early = subject.site is not None or "d" in (script.value("-k") or "")
+    is_early = subject.known_site is not None or "d" in (script.value("-k") or "")
     created = {} if is_early else created_directories(script)
     for d in script.read():
         path = d.value.rpartition(":")[2] if d.flag in ("-o", "-e") else ""

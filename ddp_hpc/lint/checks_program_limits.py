@@ -43,6 +43,13 @@ flye hifiasm @ @ -t|--threads
 _USES_CPUS = re.compile(
     r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
 )
+# Commands that use no more than one CPU, and containers, whose programs are judged.
+_IS_LIGHT = re.compile(
+    r"|module|ml|source|\.|export|cd|mkdir|echo|printf|date|rm|cp|mv|ln|cat|gzip|gunzip|zcat|awk|gawk|sed|grep|sort|"
+    r"uniq|cut|head|tail|wc|ls|set|unset|conda|mamba|hostname|pwd|sleep|time|for|done|fi|esac|case|while|\[+|test|exit|"
+    r"samtools|bcftools|bedtools|bowtie2?-build|\S*-build|tar|unzip|mkfifo|basename|dirname|local|ulimit|shopt|read|"
+    r"singularity|apptainer|touch|wget|curl|chmod|rsync|env|eval|function|\{|\}|true|false|continue|break"
+)
 _OF_LSF = ("jsrun", "bsub")
 _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
 
@@ -83,6 +90,9 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
     tasks = {script.value("--ntasks"), script.value("--ntasks-per-node")}
     body = "\n".join(command.text for command in script.commands)
     if tasks - {None, "1"} or _USES_CPUS.search(body) or any(c.ends == "&" for c in script.commands):
+        return
+    others = {command.name for command in script.commands if not _IS_LIGHT.fullmatch(command.name)}
+    if not others <= {name.lower() for name in _ONE_THREAD}:
         return
     for command in script.commands:
         names = [word.rpartition("/")[2] for word in command.argv[:12]]

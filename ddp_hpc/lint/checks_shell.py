@@ -15,9 +15,13 @@ _NAME = r"[A-Za-z_]\w*"
 # A launcher with options whose values are known to end, and a container up to its image.
 _LAUNCH = r"(?:srun|mpirun|mpiexec)\s+(?:(?:-\w+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
 _IMAGE = r"\S*\.(?:sif|simg|sqsh|img)"
+# Blanks, and line breaks that continue a command. The values of these options may have the names of images.
+_GAP = r"(?:\s|\\\n)+"
+_VALUED = r"(?:-[BHSWo]|--(?:overlay|bind|mount|home|workdir|scratch|pwd|cwd|env-file))"
+_OWN_IMAGE = _IMAGE.replace(r"\S", r"[^\s\\]")
 _EXEC = (
-    rf"(?:singularity|apptainer)\s+exec\s+(?:-\S+\s+(?:(?!{_IMAGE}(?:\s|$))[^\s-]\S*\s+)?)*"
-    rf"[^-\s=:,]{_IMAGE}\s*"
+    rf"(?:singularity|apptainer){_GAP}exec{_GAP}(?:{_VALUED}{_GAP}[^\s\\]+{_GAP}|(?!{_VALUED}[\s\\])-[^\s\\]+{_GAP}"
+    rf"(?:(?!{_OWN_IMAGE}(?:[\s\\]|$))[^\s\\-][^\s\\]*{_GAP})?)*[^-\s=:,\\]{_OWN_IMAGE}(?:\s|\\\n)*"
 )
 _PYTHON = r"[^'\"#]*\bpython[\d.]*\s+(?:-u\s+)?"
 _ANY = r"(?!echo|printf)[^'\"#]*"
@@ -199,9 +203,8 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
 
 
 def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
-    text = command.text.rstrip().replace("\\\n", "")
     for beginning, *row in _ROWS if command.ends not in ("|", "|&", ")") else ():
-        match = re.match(beginning, text)
+        match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.

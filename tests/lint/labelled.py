@@ -1224,6 +1224,14 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB034", False, P + "jid=$(qsub a.pbs | cut -d. -f1)\nqsub -W depend=afterok:$jid b.pbs\n"),
     ("JOB034", True, S + "apptainer exec \\\n    --bind /data \\\n    image.sif\nbismark a.fq\n"),
     ("JOB034", False, S + "apptainer exec \\\n    --bind /data \\\n    image.sif \\\n    bismark a.fq\n"),
+    (
+        "JOB034",
+        False,
+        S + "singularity exec \\\n  --overlay data.sqsh \\\n  --overlay b.sqsh:ro \\\n  a.sif ./a\n",
+    ),
+    ("JOB034", False, S + "singularity exec --overlay data.sqsh --overlay b.sqsh a.sif ./a\n"),
+    ("JOB033", False, S + "qsub a.sh | tee id\nqsub b.sh\n"),
+    ("JOB037", False, S + "#SBATCH --cpus-per-task=8\nbowtie2 -x genome -U a.fq -S out.sam\npython a.py\n"),
 ]
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.
