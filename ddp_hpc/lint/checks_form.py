@@ -9,24 +9,14 @@ from difflib import get_close_matches
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
-from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder, stands_for_number
 from ddp_hpc.lint.template_files import is_submitted_with
 from ddp_hpc.schedulers.registry import MONITORED
-from ddp_hpc.schedulers.script_options import whole_number
 
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
-# Half a day and whole days in hours. In 33,000 public scripts, most of the 220 walltimes with two fields, and
-# all but one of the numbers of minutes, are others.
 _NO_SCRIPTS = (".md", ".rst", ".log", ".out", ".html", ".ipynb", ".tex")
-_USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
-_HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
-_INTERPRETER = re.compile(
-    r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
-)
-_MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
 # Options of sbatch whose values are lists with commas (sbatch.1).
@@ -38,9 +28,7 @@ _LISTS = frozenset(
 )
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
-_WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
-_MAX_CHARS = 500
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z][\w-]*)")
@@ -310,75 +298,3 @@ def _is_constraint_or_name(d: Directive) -> bool:
     """Returns whether a value that looks like a placeholder is a job name of PBS, or features of nodes."""
     name = r"[A-Za-z][\w.+-]*" if d.flag == "-N" else r"\[[\w|&*-]*[a-z\d][\w|&*-]*\]"
     return d.flag in ("-N", "--constraint") and bool(re.fullmatch(name, d.value))
-
-
-@check("JOB010", "note", "no walltime")
-def _no_walltime(subject: Subject) -> Iterator[Problem]:
-    directive, site = subject.scheduler.reader.walltime_directive, subject.site
-    # JOB004 reports a late walltime. Without a profile, nothing is known about the default.
-    is_missing = subject.walltime is None and not subject.has_late_walltime
-    if site and directive and is_missing and subject.script.value("--wrap") is None:
-        what = "no walltime is requested: the queue's default may be short, and some sites reject the job"
-        yield Problem(1, what, f"add {directive}, or pass it on the command line")
-
-
-@check("JOB011", "error", "an invalid walltime")
-def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
-    if subject.walltime:
-        line, text = subject.walltime
-        is_value = "$" not in text and not has_placeholder(text) and line not in subject.placeholder_lines
-        # SLURM003 reports an option that has no value.
-        if is_value and text[:1] != "-" and not subject.scheduler.reader.accepts_walltime(text):
-            what = f"the scheduler does not accept the walltime {shown(text)}"
-            yield Problem(line, what, f"write {_WALLTIME_FORM}")
-
-
-@check("JOB012", "warning", "an ambiguous walltime")
-def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
-    line, text = subject.walltime or (1, "")
-    comment = _comment(subject, line)
-    says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)
-    if subject.scheduler.reader.bare_walltime_unit_s < 60 and 0 < (whole_number(text) or 0) < 300:
-        what = f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds"
-        yield Problem(line, what, f"write {_WALLTIME_FORM}")
-    elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
-        text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text))
-    ):
-        what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
-        yield Problem(line, what, f"write {text}:00:00")
-    elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
-        yield Problem(
-            line,
-            f"the two fields of walltime {text} are minutes and seconds",
-            f"write {text}:00 for hours and minutes, or 00:{text}",
-            None if says_hours or text.partition(":")[0] in _USUAL_HOURS else "note",
-        )
-
-
-def _comment(subject: Subject, line: int) -> str:
-    """Returns the comment after a directive; empty if there is none."""
-    return subject.script.lines[line - 1][:_MAX_CHARS].lstrip("#").partition("#")[2]
-
-
-@check("JOB021", "warning", "memory without a unit")
-def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.scheduler.reader.memory(subject.script):
-        number = whole_number(value) or 0
-        if _MEGABYTES.search(_comment(subject, line)) or any(
-            not d.flag and d.line == line for d in subject.script.read()
-        ):
-            continue  # another check reports the word after the number
-        unit = subject.scheduler.reader.bare_memory_unit
-        # Some users request few megabytes on purpose, but not for a job with a GPU or an interpreter.
-        limit = 512 if requests_gpus(subject) else 256
-        if re.fullmatch(r"(?i)\d{1,2}mb?|\d{1,5}kb?", value):
-            what = f"{plain(name)}={plain(value)} is less than 100 megabytes"
-            yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8gb", "note")
-        if number and (number < limit or unit == "bytes"):
-            programs = (command.launched or command.argv for command in subject.script.commands)
-            is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
-            is_small = unit != "bytes" and limit == 256 and not is_large
-            is_small |= "per-cpu" in name and number >= 100
-            what = f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}"
-            remedy = f"write the unit, such as {plain(name)}=8gb"
-            yield Problem(line, what, remedy, "note" if is_small else None)

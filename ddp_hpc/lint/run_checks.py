@@ -25,6 +25,7 @@ from ddp_hpc.lint import (
     checks_pbs_chunks,
     checks_program_limits,
     checks_rendezvous,
+    checks_request,
     checks_sbatch,
     checks_shell,
     checks_site,
@@ -52,6 +53,7 @@ __all__ = [
 # Importing these modules registers their checks.
 _MODULES = (
     checks_form,
+    checks_request,
     checks_syntax,
     checks_pbs,
     checks_pbs_chunks,
