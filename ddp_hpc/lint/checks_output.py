@@ -51,15 +51,16 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     """Yields a program whose failure would end the script, or submit no other job, without `| tee`."""
     text = subject.script.text
     ends_at_errors = re.search(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e", text) and "set +e" not in text
-    for index, (before, command) in enumerate(pairwise(commands), start=2):
+    works = [c for c in commands if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
+    submits = [c for c in works if c.name in _SUBMITS]
+    # The last command that would still run, which is in a later line.
+    last = max((c.line for c in (works if ends_at_errors else submits)), default=0)
+    for before, command in pairwise(commands):
         is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT + _SUBMITS
-        if command.name != "tee" or not is_program or command.ends not in ("\n", ";"):
+        if command.name != "tee" or not is_program or command.ends not in ("\n", ";") or command.line >= last:
             continue
-        later = [c for c in commands[index:] if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
-        submits = next((c for c in later if c.name in _SUBMITS), None)
-        if submits is None and (not ends_at_errors or not later):
-            continue
-        what = "set -e does not see it" if submits is None else f"line {submits.line} submits the next job"
-        what = f"if {plain(before.name)} fails, the status is that of tee, and {what}"
+        following = next((c for c in submits if c.line > command.line), None)
+        then = f"line {following.line} submits the next job" if following else "set -e does not see it"
+        what = f"if {plain(before.name)} fails, the status is that of tee, and {then}"
         yield Problem(command.line, what, "add set -o pipefail", "note")
         return

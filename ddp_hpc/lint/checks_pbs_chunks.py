@@ -15,6 +15,8 @@ _PLACES = re.compile(
 )
 # This file is also the default.
 _OWN_FILE = re.compile(r"\s--?(?:hostfile|machinefile|machine)[ =]\"?\$\{?PBS_NODEFILE\b")
+# Compilers and collections with an MPI of their own.
+_LOADS_OTHER = re.compile(r"(?i)(?:module|ml|source|\.)\s[^#]*(?:intel|impi|psxe|mpich|mvapich|cray|mpt\b)")
 # Resources other than `nodes` that request CPUs, of PBS or a site.
 _OF_CPUS = frozenset(
     ("ncpus", "ppn", "procs", "size", "select", "mppwidth", "tpn", "procs_bitmap", "naccesspolicy", "feature")
@@ -76,7 +78,9 @@ def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
 def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
     # Other MPIs start as many ranks as they are told.
     of_chunks, of_nodes = _lines_of_chunks(subject), _lines_of_nodes(subject)
-    slots = of_chunks or of_nodes if mpi_of(subject) in ("", "Open MPI") else 0
+    title = mpi_of(subject)
+    others = any(_LOADS_OTHER.match(command.text) for command in subject.script.commands)
+    slots = of_chunks or of_nodes if title == "Open MPI" or not (title or others) else 0
     for command in subject.script.launches("mpirun", "mpiexec") if slots else ():
         total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or "")) or 0
         if total > slots and not _PLACES.search(_OWN_FILE.sub("", command.text)):

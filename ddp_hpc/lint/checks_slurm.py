@@ -89,9 +89,10 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     version, script = subject.scheduler_version, subject.script
     if version and not is_between(version, "22.05", "23.02"):
         return
-    # Without a version, only scripts are judged that use threads, which then share one core.
+    # Without a version, only scripts are judged with several tasks that use threads. Many sites bind each of
+    # them to its CPUs, but a single task has those of the whole step.
     has_threads = any(name in _THREADS and _OF_TASK.fullmatch(value) for _, name, value in script.assignments)
-    if not version and not has_threads:
+    if not version and not (has_threads and _many_tasks(subject)):
         return
     requested = script.value("--cpus-per-task")
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
@@ -102,7 +103,7 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
                 f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
             )
             remedy = "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK"
-            what += f"does not inherit it, so each rank gets one core{'' if version else ' there'}"
+            what += f"does not inherit it, so each rank {'gets' if version else 'may get'} one core"
             yield Problem(command.line, what, remedy, None if version else "note")
             if not version:
                 return

@@ -1076,7 +1076,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     # At the time limit, Slurm signals torchrun, too.
     ("RANK006", False, S + "trap 'scontrol requeue $SLURM_JOB_ID' TERM\ntorchrun train.py\n"),
     ("RANK006", False, S + "trap cleanup USR1 EXIT\nsrun python train.py\n"),
-    ("RANK005", True, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=16\nsrun python train.py\n"),
+    ("RANK005", True, S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=16\nsrun python train.py\n"),
     ("RANK005", True, S + "#SBATCH -n 20 -c 1\nexport OMP_NUM_THREADS=20\nsrun ./a.out\n"),
     ("RANK013", False, FOUR + "python run.py --num_gpus=16\n"),
     ("SLURM012", True, S + "#SBATCH --ntasks=4\npython train.py\n"),
@@ -1193,13 +1193,17 @@ SCRIPTS: list[tuple[str, bool, str]] = [
         S + "#SBATCH --cpus-per-task=8\nbwa mem -t 8 genome.fa a.fq | samtools sort -o a.bam\n",
     ),
     ("JOB037", False, S + "#SBATCH -n 4 -c 8\nbwa mem genome.fa a.fq > a.sam\n"),
-    ("SLURM007", True, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n"),
-    ("SLURM007", False, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun -c 8 ./a\n"),
-    ("SLURM007", False, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=8\nsrun ./a\n"),
+    ("SLURM007", True, S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n"),
     (
         "SLURM007",
         False,
-        S + "#SBATCH -c 8\nexport SRUN_CPUS_PER_TASK=8 OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n",
+        S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun -c 8 ./a\n",
+    ),
+    ("SLURM007", False, S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=8\nsrun ./a\n"),
+    (
+        "SLURM007",
+        False,
+        S + "#SBATCH -n 4 -c 8\nexport SRUN_CPUS_PER_TASK=8 OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n",
     ),
     ("SLURM032", True, S + "##SBATCH --array=1-9\nseed=$((SLURM_ARRAY_TASK_ID - 1))\nRscript a.R $seed\n"),
     ("SLURM032", False, S + "#SBATCH --array=1-9\nseed=$((SLURM_ARRAY_TASK_ID - 1))\nRscript a.R $seed\n"),
@@ -1232,6 +1236,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB034", False, S + "singularity exec --overlay data.sqsh --overlay b.sqsh a.sif ./a\n"),
     ("JOB033", False, S + "qsub a.sh | tee id\nqsub b.sh\n"),
     ("JOB037", False, S + "#SBATCH --cpus-per-task=8\nbowtie2 -x genome -U a.fq -S out.sam\npython a.py\n"),
+    ("SLURM007", False, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n"),
+    ("PBS025", False, P + "#PBS -l nodes=2\nmodule load compiler/intel/2018\nmpirun -np 64 ./a\n"),
 ]
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.
@@ -1381,7 +1387,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM023", "note", S + "#SBATCH --nodes=1 --nodelist=a,b\n"),
     ("JOB037", "note", TORQUE + "idba_ud --num_threads 120 -r a.fa\n"),
     ("JOB037", "note", S + "#SBATCH --cpus-per-task=8\nbowtie2 -x genome -1 a.fq -S out.sam\n"),
-    ("SLURM007", "note", S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n"),
+    ("SLURM007", "note", S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n"),
     ("RANK028", "note", S + "module load OpenMPI/5.0.3\nsrun --mpi=pmi2 ./a\n"),
     ("RANK017", "note", RANKS + "srun -n 16 bash -c 'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID ./a'\n"),
     ("JOB033", "note", S + "set -e\n./a | tee a.log\n./b\n"),

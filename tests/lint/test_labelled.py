@@ -187,3 +187,23 @@ def test_the_job_can_create_the_directory_of_a_log_that_pbs_copies_at_its_end(
 ) -> None:
     text = f"#!/bin/bash\n#PBS {option}\n#PBS -o logs/train.log\ncd $PBS_O_WORKDIR\nmkdir -p logs\n"
     assert ("PBS011" in {found.check for found in lint_script(text, directory=tmp_path)}) == expected
+
+
+def test_a_walltime_after_the_first_command_is_not_called_missing() -> None:
+    found = lint_script("#!/bin/bash\nset -e\n#SBATCH --time=01:00:00\n./a\n", load_site("generic_slurm"))
+    assert [one.check for one in found] == ["JOB004"]
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [
+        ("openmpi", "add export OMP_NUM_THREADS=CORES_PER_RANK, and mpirun -x OMP_NUM_THREADS"),
+        ("gcc", "add export OMP_NUM_THREADS=CORES_PER_RANK"),
+    ],
+)
+def test_the_remedy_for_threads_of_the_chunk_is_an_option_of_the_mpi(module: str, remedy: str) -> None:
+    text = (
+        f"#!/bin/bash\n#PBS -l walltime=1:00:00\n#PBS -l select=1:ncpus=8:mpiprocs=4\nmodule load {module}\n"
+    )
+    found = lint_script(text + "mpirun -n 4 /bin/a\n")
+    assert [one.remedy for one in found if one.check == "PBS019"] == [remedy]
