@@ -162,13 +162,14 @@ class Subject:
         return self.scheduler.reader.walltime(self.script)
 
     @cached_property
-    def has_late_walltime(self) -> bool:
-        """Whether a directive after the first command, which the scheduler ignores, sets the walltime."""
-        flag, all_of_it = (
+    def late_walltime(self) -> int:
+        """The line of a walltime after the first command, which the scheduler ignores; 0 if there is none."""
+        flag, directives = (
             self.scheduler.reader.walltime_flag,
             self.script.directives_of(self.script.scheduler),
         )
-        return any(d.late and (d.flag == flag or "walltime=" in d.value) for d in all_of_it)
+        late = (d.line for d in directives if d.late and (d.flag == flag or "walltime=" in d.value))
+        return next(late, 0)
 
     @cached_property
     def walltime_s(self) -> int | None:

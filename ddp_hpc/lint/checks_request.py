@@ -25,9 +25,13 @@ _MAX_CHARS = 500
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
     directive, site = subject.scheduler.reader.walltime_directive, subject.site
-    # JOB004 reports a late walltime. Without a profile, nothing is known about the default.
-    is_missing = subject.walltime is None and not subject.has_late_walltime
-    if site and directive and is_missing and subject.script.value("--wrap") is None:
+    # Without a profile, nothing is known about the default.
+    if not site or not directive or subject.walltime or subject.script.value("--wrap") is not None:
+        return
+    if late := subject.late_walltime:
+        what = "the scheduler ignores this walltime, which is below the first command"
+        yield Problem(late, what, "move it to the other directives, above the first command")
+    else:
         what = "no walltime is requested: the queue's default may be short, and some sites reject the job"
         yield Problem(1, what, f"add {directive}, or pass it on the command line")
 

@@ -191,7 +191,7 @@ def test_the_job_can_create_the_directory_of_a_log_that_pbs_copies_at_its_end(
 
 def test_a_walltime_after_the_first_command_is_not_called_missing() -> None:
     found = lint_script("#!/bin/bash\nset -e\n#SBATCH --time=01:00:00\n./a\n", load_site("generic_slurm"))
-    assert [one.check for one in found] == ["JOB004"]
+    assert [(one.check, one.line) for one in found] == [("JOB010", 3)]
 
 
 @pytest.mark.parametrize(
