@@ -42,7 +42,7 @@ BAD = [
     ("RANK004", 6, TWO_NODES + "mpirun -np 64 python train.py\n"),
     ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\nmpiexec -n 8 --ppn 4 ./a.out\n"),
     ("RANK006", 4, PBS + "trap 'kill $pid' USR1\nmpiexec -n 4 python train.py\n"),
-    ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
+    ("RANK006", 5, SLURM + "#SBATCH --signal=B:USR1\ntrap stop SIGUSR1\nsrun python a.py | tee log\n"),
     ("RANK009", 6, TWO_NODES + "srun torchrun --nnodes=2 --rdzv-endpoint=localhost:0 train.py\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
     ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n#PBS -k doe\n"),
