@@ -9,8 +9,9 @@ import subprocess
 from functools import lru_cache
 from typing import NamedTuple
 
+from ddp_hpc.lint.parse_script import Script
+
 _LIMIT_S = 10
-_MAX_EXITS = 20
 
 
 @lru_cache(maxsize=32)
@@ -71,17 +72,10 @@ def open_document(message: str, text: str) -> OpenDocument | None:
     return OpenDocument(start, match[2], almost, not any(line.strip() for line in rest))
 
 
-def is_reached(text: str, line: int) -> bool:
-    """Returns whether bash may reach a line: it ends the script at a syntax error, and at an exit.
-
-    An exit after which the script is complete does not depend on a condition.
-    """
-    complaint = bash_complaint(text)
-    lines = text.splitlines()
-    exits = [n for n, own in enumerate(lines[: line - 1], start=1) if re.fullmatch(r"exit\b[^&|]*", own)]
-    return (complaint is None or complaint[0] >= line) and all(
-        bash_complaint("\n".join(lines[:n])) for n in exits[:_MAX_EXITS]
-    )
+def is_reached(script: Script, line: int) -> bool:
+    """Returns whether bash may reach a line: it ends the script at a syntax error, and at an exit."""
+    complaint = bash_complaint(script.text)
+    return line <= script.end and (complaint is None or complaint[0] >= line)
 
 
 def _is_for_shell(message: str, text: str) -> bool:

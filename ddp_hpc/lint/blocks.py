@@ -24,14 +24,16 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
         yield command, depth
 
 
-def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> Iterator[Command]:
-    """Yields the commands up to an `exit` or `exec PROGRAM` that always ends the script: one that begins a
-    line without a blank, outside of all blocks, and depends on no other command.
+def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple[Command, ...], int]:
+    """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and the last line
+    that bash may reach. Such a command begins a line without a blank, is outside of all blocks, and depends
+    on no other command.
     """
-    before = "\n"
+    reached, before = [], "\n"
     for command, depth in with_depth(commands):
-        yield command
+        reached.append(command)
         is_last = re.match(r"exit\b|exec\s+[^\s<>\d]", lines[command.line - 1])
         if is_last and depth == 0 and {before, command.ends} <= {"\n", ";"}:
-            return
+            return tuple(reached), command.line
         before = command.ends
+    return tuple(reached), len(lines)

@@ -142,7 +142,7 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         # A pattern of `case`, such as -h|--help, has one word.
         is_whole = command.ends in ("\n", "&", ";") or (command.ends == "|" and len(command.words) > 1)
         is_run = is_option and is_next and is_whole and not is_reported
-        if is_run and has_options and is_reached(script.text, command.line):
+        if is_run and has_options and is_reached(script, command.line):
             yield Problem(
                 command.line,
                 f"bash runs {shown(command.words[0])} as a command, since the command of line "
@@ -323,7 +323,7 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
         words = command.words[1:] if command.words[0] == "export" else command.words
         is_whole = words[1:2] == ("=",) and (len(words) == 3 or words[0].isupper()) and command.ends != "("
         is_assigned = is_whole and _ASSIGNED.match(script.lines[command.line - 1])
-        if is_assigned and is_reached(script.text, command.line):
+        if is_assigned and is_reached(script, command.line):
             what = f"bash does not set {plain(words[0])} here, because there are blanks around ="
             yield Problem(command.line, what, f"write {plain(words[0])}=VALUE")
         if glued := _GLUED.search(command.text):

@@ -76,7 +76,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     remarks = {d.line for d in own if not d.flag}  # with words that the scheduler would reject
     late = [d for d in own if d.late and d.line not in remarks and not script.is_quoted(d.line)]
     lines = sorted({d.line for d in late})
-    if lines and _belong_to_job(script, late) and is_reached(script.text, lines[0]):
+    if lines and _belong_to_job(script, late) and is_reached(script, lines[0]):
         others = f" and {counted(len(lines) - 1, 'other')} come" if len(lines) > 1 else " comes"
         yield Problem(
             lines[0],
@@ -239,8 +239,13 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             may_expand = is_log and reader.expands_log_variables
             if may_expand and re.search(r"\$\{?(?:PBS_|HOME|USER|LOGNAME)|\^", d.value):
                 continue
-            what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
-            remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
+            what, remedy = (
+                f"{plain(mark)} in {d.flag} {shown(d.value)} is a placeholder",
+                "write your own value",
+            )
+            if mark[0] in "$%":
+                what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+                remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
             yield Problem(d.line, what, remedy, "note" if may_expand else None)
 
 

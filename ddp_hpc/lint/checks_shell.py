@@ -155,7 +155,7 @@ _EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\baw
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
     r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
-    r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b|ray\s+start\s[^#]*--block|"
+    r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b(?!\s+(?:[a-z]|--(?:version|help|generate-config)))|ray\s+start\s[^#]*--block|"
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
@@ -197,7 +197,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     notes: set[str] = set()  # one of each kind
     for command in script.commands:
         for what, remedy, *severity in (*_beginnings(script, command), *_not_expanded(script, command)):
-            if what not in notes and is_reached(script.text, command.line):
+            if what not in notes and is_reached(script, command.line):
                 notes.update([what] if severity else [])
                 yield Problem(command.line, what, remedy, "note" if severity else None)
 
@@ -210,7 +210,9 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))
         sets = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL.*csh"
-        if not re.search(sets, script.text) and (not read or re.search(rf"\$\{{?{read}\b", script.text)):
+        # In arithmetic, such as the index of an array, bash takes a name for the value of its variable.
+        is_read = not read or re.search(rf"(?<!\[)\$\{{?{read}\b(?![^\n]*\)\))", script.text)
+        if is_read and not re.search(sets, script.text):
             yield row
 
 

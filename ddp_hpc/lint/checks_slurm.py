@@ -202,7 +202,9 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
         remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
-    yield Problem(pythons[0].command.line, what, remedy, "note" if has_one_node else None)
+    # With MPI, it may start the ranks itself.
+    loads_mpi = any(re.match(r"(?:module|ml)\s.*mpi", command.text) for command in subject.script.commands)
+    yield Problem(pythons[0].command.line, what, remedy, "note" if has_one_node or loads_mpi else None)
 
 
 def _is_python_program(start: Start) -> bool:

@@ -19,7 +19,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         return
     if complaint := bash_complaint(script.text):
         line, message = complaint
-        if not is_reached(script.text, line):
+        if not is_reached(script, line):
             return
         for number, text in enumerate(script.lines, start=1):
             match = _PLACEHOLDER_IN_COMMAND.search(text)

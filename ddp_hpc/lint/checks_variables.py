@@ -168,8 +168,10 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
             ):
                 reported.add(name)
                 what = f"the script never sets the array {plain(name)}"
-                # Without a value, a message is only shorter.
-                is_text = command.name in ("echo", "printf")
+                # Without a value, a message is only shorter, and a variable that nothing reads is of no use.
+                own = [other for line, other, _ in script.assignments if line == command.line]
+                is_unread = not command.argv and not re.search(rf"\$\{{?(?:{'|'.join(own)})\b", script.text)
+                is_text = command.name in ("echo", "printf") or is_unread
                 yield Problem(command.line, what, f"set {name}=(...)", "note" if is_text else None)
 
 

@@ -152,8 +152,8 @@ class Script(ScriptOptions):
     """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
-    `commands` ends early if a quote or a here-document is never closed, or where the script always ends.
-    `quoted` has the first and last lines of here-documents and of quotes that span lines.
+    `commands` ends early if a quote or a here-document is never closed, and at the line `end`, where the
+    script always ends. `quoted` has the first and last lines of here-documents and of quotes with several.
     """
 
     text: str
@@ -164,6 +164,7 @@ class Script(ScriptOptions):
     commands: tuple[Command, ...] = ()
     assignments: tuple[tuple[int, str, str], ...] = field(default=(), repr=False)
     quoted: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    end: int = sys.maxsize
 
     def is_quoted(self, line: int) -> bool:
         """Returns whether the line belongs to a here-document or to a quote that began on an earlier line."""
@@ -236,21 +237,20 @@ def read_script(path: Path, name: str) -> str:
 def parse_script(text: str) -> Script:
     """Parses a script without running it. Any text can be parsed: no text raises an error."""
     text = text[:MAX_CHARS]
-    # Cut at a line end, since a directive cut in the middle would mean something else.
+    # Cut at a line end: a directive that is cut would mean something else. JOB002 reports CR LF and marks.
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
-    # JOB002 reports the line ends and byte order marks of Windows.
     parsed = parsed.replace("\r\n", "\n").removeprefix("\ufeff")
     lines = tuple(parsed.split("\n"))
-    directives = tuple(_directives(lines))
     quoted: list[tuple[int, int]] = []
-    commands = tuple(until_exit(tuple(_commands(parsed, quoted)), lines))
+    commands, end = until_exit(tuple(_commands(parsed, quoted)), lines)
     script = Script(
         text=text,
         lines=lines,
         scheduler="",
         shebang=lines[0][2:].strip() if lines[0].startswith("#!") else "",
-        directives=directives,
+        directives=tuple(_directives(lines)),
         commands=commands,
+        end=end,
         quoted=tuple(quoted),
         assignments=tuple(_assignments(commands)),
     )

@@ -13,6 +13,7 @@ _PLACEHOLDER = re.compile(
   | \[\[?[A-Za-z_-][A-Za-z _-]*\]?\]                             # [ACCOUNT]
   | (?<![$\w])\{[A-Za-z_(][^{}]*\} | %\(\w+\)[sd]               # {nodes} or %(nodes)d, for Python
   | (?:(?<!\w)@@?\{?[A-Z][A-Z0-9_]*\}?|@@?\{?[A-Z][A-Z0-9_]*\}?@@?)(?![\w.@])  # @NODES@
+  | (?<!\w)@[A-Z][A-Z0-9_]*@(?!\w)
   | (?<!\w)@[a-z]\w*@                                          # @nodes@
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
   | \#{1,2}[A-Z]\w*\#{1,2} | @@+\w+@@+ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)  # ##NODES##, @@nodes@@, _NODES_

@@ -27,7 +27,8 @@ _STATEMENT = re.compile(
 )
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
-    r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.]) | !?\bTBG_\w+"
+    r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
+    r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
     r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
     re.VERBOSE,
@@ -43,7 +44,7 @@ _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edi
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
     r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
-    r"|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
+    r"|(?<!\$)\{[A-Z][A-Z0-9_]*\}|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
 )

@@ -123,7 +123,7 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
         (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
         (S + "#SBATCH -e $1.%J.err\n", "does not replace $1 in --error"),
-        (S + "#SBATCH -J a<name>\n", "does not replace <name> in --job-name"),
+        (S + "#SBATCH -J a<name>\n", "<name> in --job-name"),
         (S + "sudo ./x\n", "'sudo' needs a terminal, unless no password is needed,"),
     ],
 )
