@@ -128,7 +128,13 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
     for line, name in found:
-        what = f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it"
+        is_login = " " in name
+        what = (
+            f"the script contains the key of {plain(name)}"
+            if is_login
+            else f"the script contains {plain(name)}"
+        )
+        what += ", which everybody has who can read the script or its repository"
         yield Problem(line, what, "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)")
 
 

@@ -132,7 +132,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
             or (match[3] != near and match[3].endswith(near))
             or _flags(subject, match.string) & given
         )
-        what = f"{shown(match[0])} is a comment, so the scheduler ignores the option after it"
+        what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
         remedy = f"write #{near} at the very beginning of the line, or ##{near} to disable it"
         yield Problem(number, what, remedy, "note" if may_be_disabled else None)
 
@@ -140,7 +140,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    found = {d.flag for d in reader.read_directives([(1, dash + words)])}
+    found = {d.flag.partition(":")[0] for d in reader.read_directives([(1, dash + words)])}
     return found - reader.repeatable_flags_in(subject.scheduler_version)
 
 
@@ -181,7 +181,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             # A block of directives that all scripts share is often overridden on purpose in these ways.
             is_narrowed = set(value.split(",")) < set(seen[name].split(","))
-            is_meant = is_narrowed or name == "--array"
+            is_refined = (
+                re.fullmatch(r"gpu:\d+", seen[name]) and re.sub(r":[a-z]\w*:", ":", value) == seen[name]
+            )
+            is_meant = is_narrowed or is_refined or name in ("--array", "--job-name", "-N")
             yield Problem(line, what, _joined(name, seen[name], value), "note" if is_meant else None)
         seen[name] = value
 

@@ -321,6 +321,9 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         return
     # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
     may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1
+    # Chunks may be on one node.
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    may_spread |= bool(selects) and "scatter" not in subject.script.text
     may_spread |= any(
         re.match(r"(?:module|ml)\s.*mpi|export\s+\w*(?:mpi|nprocs|ranks|nnodes)\w*=", c.text, re.IGNORECASE)
         for c in subject.script.commands

@@ -41,7 +41,9 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             and before.name not in _WRITES_TEXT
             and "$?" in after
         ):
-            what = f"the status is that of {command.name}, which succeeds even if the command before it fails"
+            what = (
+                f"the status is that of {command.name}, so a failure of the command before it does not show"
+            )
             severity: Severity | None = None if command.name == "tee" else "note"
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
     yield from _goes_on(subject, commands if is_bash else [])

@@ -14,7 +14,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
 
-_HIDDEN = re.compile(r"[$`<{%]")
+_HIDDEN = re.compile(r"[$`<{%]|@[A-Z]")
 _GLUED = re.compile(r"--?\w[\w-]*=[^=\s]*\w--[a-z][\w-]*=.*")
 # The same option of torchrun, accelerate, deepspeed, srun and mpirun; each line is one meaning.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")
@@ -77,6 +77,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
     given = list(takewhile(lambda d: not re.fullmatch("[A-Z]{1,3}", d.value), given))
     for d in given:
         dashes = with_two_dashes(d)
+        if not dashes and re.match("-[a-z]+-[a-z]", d.written):
+            return  # probably an option of mpirun, such as -display-allocation
         if OF_PLUGINS.fullmatch(d.flag[2:]) or _HIDDEN.search(d.written) or (d.flag[1] != "-" and not dashes):
             return
         if d.fault == "unknown":

@@ -28,6 +28,8 @@ _TORCH = re.compile(
     r"--distributed\b|"
     r"init_process_group|--local[_-]rank|DistributedDataParallel|--dist[-_]url|WORLD_SIZE"
 )
+# `$( )` with at most two levels of parentheses in it.
+_SUBSTITUTION = re.compile(r"\\?\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 _TRAINING = re.compile(r"(?:(?:pre|ddp|horovod|distributed)_?)?train\w*\.py")
 # Frameworks that connect the ranks for the program.
 _CONNECTS = re.compile(r"lightning|Trainer\b|TrainingArguments|horovod|mmengine|colossalai")
@@ -86,9 +88,7 @@ class Start:
 
     @cached_property
     def hides_options(self) -> bool:
-        """Whether options may be in a variable, such as `torchrun $ARGS train.py`, or on a line that does not
-        continue the command, because a comment or a blank follows the backslash of the line before (JOB024).
-        """
+        """Whether options may be in a variable, or on a line after a backslash and a comment or a blank."""
         if re.search(r"\\[ \t]+(?:#.*)?$", self.command.text):
             return True
         takes_value = False
@@ -121,7 +121,7 @@ class Start:
         flags = [i for i, word in enumerate(self.words[:4]) if re.fullmatch("-[a-z]*c", word)]
         code = self.words[flags[0] + 1 : flags[0] + 2] if flags and self.program in ("bash", "sh") else ()
         text = _with_values(self.subject.script, *code) if code else ""
-        for part in re.split(r"[;\n&|]+", text):
+        for part in re.split(r"[;\n&|]+", _SUBSTITUTION.sub("`", text)):
             if re.match(r"\s*(?:if|case|test|\[|\(\()", part):
                 break
             words = replace(self.command, words=tuple(part.split())).argv

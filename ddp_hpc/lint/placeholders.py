@@ -18,10 +18,11 @@ _PLACEHOLDER = re.compile(
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
   | \#{1,2}[A-Z]\w*\#{1,2} | @@+\w+@@+ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)  # ##NODES##, @@nodes@@, _NODES_
   | (?<!\w)__[A-Za-z]\w*__(?!\w) | !?\bTBG_\w+
+  | \#\#[a-z]\w*\#\# | (?<=[=\s])__[a-z]\w*\b | \{\d+\.[A-Za-z][^{}]*\} | \bx{3}[A-Z]\w*x{3}\b
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
-  | \.\.\.$ | (?<![\w-])(?:project|account|partition)[_-]name(?![\w-])
+  | \.\.\.$ | (?<![\w${-])(?:project|account|partition)[_-]name(?![\w-])
     """,
     re.VERBOSE,
 )

@@ -134,7 +134,8 @@ def lint_script(
 def _begins_late(script: Script) -> bool:
     """Returns whether other lines come before the shebang: notes, or what is run before, in another shell."""
     first, *others = script.lines
-    return not first.startswith("#!") and any(re.match(r"#![ \t]*/", line) for line in others)
+    is_late = "#!" in first or any(re.match(r"#![ \t]*/", line) for line in others)
+    return not first.startswith("#!") and is_late
 
 
 def _no_warning(found: LintFinding) -> LintFinding:
