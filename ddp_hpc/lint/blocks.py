@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import sys
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -12,28 +13,49 @@ if TYPE_CHECKING:
 
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
 _CLOSES = frozenset(("fi", "esac", "done", "}"))
-_KEYWORDS = _OPENS | _CLOSES | {"then", "else", "elif", "do", "!"}
+_KEYWORDS = _OPENS | _CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
 
 
 def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
     """Yields each command with the number of blocks around it, without those of parentheses."""
     depth = 0
     for command in commands:
-        for word in takewhile(_KEYWORDS.__contains__, command.words):
+        words = command.words[2:] if command.words[0] == "function" else command.words
+        for word in takewhile(_KEYWORDS.__contains__, words):
             depth += (word in _OPENS) - (word in _CLOSES)
         yield command, depth
 
 
 def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple[Command, ...], int]:
-    """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and the last line
-    that bash may reach. Such a command begins a line without a blank, is outside of all blocks, and depends
-    on no other command.
+    """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line; all
+    commands and a larger number than any line if there is none. Such a command begins a line without a blank,
+    is outside of all blocks and parentheses, and depends on no other command.
     """
-    reached, before = [], "\n"
+    reached, before, edges = [], "\n", _edges_of_parentheses(lines)
     for command, depth in with_depth(commands):
         reached.append(command)
-        is_last = re.match(r"exit\b|exec\s+[^\s<>\d]", lines[command.line - 1])
-        if is_last and depth == 0 and {before, command.ends} <= {"\n", ";"}:
+        is_whole = depth == 0 and {before, command.ends} <= {"\n", ";"}
+        is_last = is_whole and _ends_script(command, lines[command.line - 1])
+        # After an exit in a subshell, the script goes on.
+        following = bisect(edges, (command.line, True))
+        if is_last and not any(closes for _, closes in edges[following : following + 1]):
             return tuple(reached), command.line
         before = command.ends
-    return tuple(reached), len(lines)
+    return tuple(reached), sys.maxsize
+
+
+def _ends_script(command: Command, line: str) -> bool:
+    """Returns whether a command at the beginning of its line is `exit`, or `exec` with a program."""
+    first, *others = command.words
+    # Without a program, exec only redirects, for example to a file with a number in {fd}.
+    is_exec = first == "exec" and bool(others) and not others[0].startswith("{")
+    return (first == "exit" or is_exec) and line.startswith(first)
+
+
+def _edges_of_parentheses(lines: Sequence[str]) -> list[tuple[int, bool]]:
+    """Returns the numbers of the lines that end with ( or begin with ), and whether they begin with it."""
+    return [
+        (number, line.startswith(")"))
+        for number, line in enumerate(lines, start=1)
+        if line.startswith(")") or line.rstrip().endswith("(")
+    ]

@@ -242,7 +242,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if re.search(r"\bscontrol\s+requeue\b", command.text) and script.value("--no-requeue") is not None:
         yield "with --no-requeue, Slurm refuses this", "write --requeue", "note"
-    if command.name == "exit" and command is script.commands[-1]:
+    if command.name == "exit" and command.line == script.end:
         later = enumerate(script.lines[command.line :], command.line + 1)
         if line := next((n for n, text in later if _STARTS.match(text) and not script.is_quoted(n)), 0):
             yield f"the script ends here, and never reaches line {line}", "remove this line", "note"
