@@ -135,8 +135,14 @@ def is_submitted_with(path: Path | None, flag: str) -> bool:
     """Returns whether a program beside the file submits it and gives the scheduler an option, whose value
     then replaces the one in the file.
     """
+    # An option that sbatch does not know may contain any character.
+    option = re.escape(flag)
+    # Many commands have a letter such as -l.
+    is_given = re.compile(
+        rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
+    )
     return path is not None and any(
-        path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text) and re.search(rf"{flag}[= ]", text)
+        path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text) and is_given.search(text)
         for text in _programs_beside(path)
     )
 

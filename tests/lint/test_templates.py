@@ -101,3 +101,21 @@ def test_the_program_may_be_in_the_directory_above(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "start.py").write_text("text = open('scripts/job.sh').read().replace('<account>', account)\n")
     assert ("JOB027", "note") in found_in(TEXT, tmp_path / "scripts" / "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("directive", "program", "severity"),
+    [
+        ("#SBATCH --mem=XXX", "sbatch --mem=4G job.sh", "note"),
+        ("#SBATCH --mem=XXX", "sbatch job.sh", "error"),
+        ("#SBATCH --mem(=XXX", "sbatch job.sh", "error"),
+        ("#PBS -q <queue>", "qsub -q long job.sh", "note"),
+        ("#PBS -q <queue>", "grep -q a job.sh && qsub job.sh", "error"),
+    ],
+)
+def test_a_placeholder_is_a_note_if_a_program_submits_the_script_with_a_value(
+    directive: str, program: str, severity: str, tmp_path: Path
+) -> None:
+    (tmp_path / "submit.sh").write_text(f"{program}\n", encoding="utf-8")
+    found = found_in(f"#!/bin/bash\n{directive}\n./a\n", tmp_path / "job.sh")
+    assert [of for check, of in found if check == "JOB016"] == [severity]
