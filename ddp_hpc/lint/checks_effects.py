@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
 from ddp_hpc.lint.launch_commands import starts
+from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program_files import text_of
 from ddp_hpc.schedulers.script_options import whole_number
+from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
 # Expressions for several lines, what is wrong where they end, and what to write. Six blanks continue them.
 _TEXTS = r"""
@@ -60,6 +62,8 @@ _WITHOUT_MPI = frozenset(
         "cutadapt", "kraken2", "trim_galore", "featureCounts", "trimmomatic", "pigz", "spades.py", "flye",
     )
 )  # fmt: skip
+# Commands before a program.
+_BEFORE = frozenset(("singularity", "apptainer", "time", "env", "nice", "numactl"))
 _OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
@@ -99,8 +103,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
 def _copies(subject: Subject) -> Iterator[Problem]:
     """Yields a program that knows no other copies of itself, and of which a launcher starts several."""
     for command in subject.script.launches("srun", "mpirun", "mpiexec"):
-        names = (word.rpartition("/")[2] for word in command.argv[:30])
-        index = next((i for i, name in enumerate(names) if name in _WITHOUT_MPI), 0)
+        index = _index_of_program(command)
         if index == 0 or _OF_RANK.search(command.text):
             continue
         own = replace(command, words=command.argv[:index])
@@ -108,8 +111,25 @@ def _copies(subject: Subject) -> Iterator[Problem]:
         is_of_job = own.name == "srun" and own.option("-N", "--nodes", "--ntasks-per-node", "-c") is None
         number = subject.value_of(given or ("$SLURM_NTASKS" if is_of_job else ""))
         name = command.argv[index].rpartition("/")[2]
-        is_value = command.argv[index - 1] in ("-J", "--job-name", "-o", "-e", "-p", "-w")
-        if (whole_number(number) or 0) > 1 and not is_value:
+        if (whole_number(number) or 0) > 1:
             what = f"{own.name} starts {number} copies of {name}, and all of them do the same"
             yield Problem(command.line, what, "start it once, and give it the number of threads")
             return
+
+
+def _index_of_program(command: Command) -> int:
+    """Returns the index of a program without MPI, if the launcher starts one, also in a container; else 0."""
+    words = command.argv
+    names = [word.rpartition("/")[2] for word in words[:30]]
+    if command.name == "srun":
+        first = len(words) - len(read_command(words[1:], of_srun=True)[1])
+    else:
+        is_option = [word.startswith("-") for word in words[:30]]
+        own = (
+            i
+            for i, name in enumerate(names)
+            if i and (name in _WITHOUT_MPI or not any(is_option[i - 1 : i + 1]))
+        )
+        first = next(own, len(names))
+    end = len(names) if names[first : first + 1] and names[first] in _BEFORE else first + 1
+    return next((i for i in range(first, min(end, len(names))) if names[i] in _WITHOUT_MPI), 0)
