@@ -299,16 +299,16 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if (subject.num_nodes or 1) < 2 or _ON_ALL_NODES.search(script.text):
         return
+    launches = script.launches()
     for command in script.commands:
         folder = _LOCAL_FOLDER.search(command.text) if command.name in _COPIES else None
-        users = [
-            c for c in script.launches() if c.line > command.line and folder and folder[0].strip() in c.text
-        ]
-        if folder and users:
+        name = folder[0].strip() if folder else ""
+        users = [c for c in launches if c.line > command.line and name in c.text] if name else []
+        if users:
             yield Problem(
                 command.line,
                 f"{command.name} runs on the first of {subject.num_nodes} nodes, and each node has its own "
-                f"{plain(folder[0].strip())}; line {users[0].line} uses it on all",
+                f"{plain(name)}; line {users[0].line} uses it on all",
                 f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it",
             )
             return

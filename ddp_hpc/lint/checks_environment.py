@@ -134,7 +134,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
             if is_login
             else f"the script contains {plain(name)}"
         )
-        what += ", which everybody has who can read the script or its repository"
+        what += ", which anyone who can read the script or its repository can use"
         yield Problem(line, what, "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)")
 
 

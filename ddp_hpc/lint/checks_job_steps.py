@@ -28,7 +28,7 @@ _KEPT = re.compile(
 _COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|zip|scp|rclone|aws|gsutil|srun|sgather)\b")
 _AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
 _AS_NUMBER = re.compile(
-    r"(?:nproc\S*|THREADS|-np?|\(\([^)]*)[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
+    r"(?:nproc\S*|THREADS|-np?|\(\([^)]{,99})[= (*]\"?\$?\{?(SLURM_(?:TASKS_PER|JOB_CPUS_PER)_NODE)\b(?![%/])"
 )
 _READ_LOOP = re.compile(
     r"(?ms)(?:\|\s*|^[ \t]*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s"

@@ -22,7 +22,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
         # What reads the output in $( ) needs all of it.
-        if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S*/)?conda run", script.lines[command.line - 1]):
+        if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"
             yield Problem(command.line, what, "add --no-capture-output after conda run")
     loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]

@@ -119,7 +119,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             what = f"{shown(d.flag)} is not a qsub option"
             remedy = "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)"
             if d.flag == "-t":
-                remedy = f"use -J {plain(d.value)} for an array, and PBS_ARRAY_INDEX for the index of a task"
+                array = plain(d.value) or "1-10"
+                remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
             yield Problem(d.line, what, remedy)
 
 

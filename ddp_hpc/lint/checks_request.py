@@ -76,6 +76,8 @@ def _comment(subject: Subject, line: int) -> str:
 
 @check("JOB021", "warning", "memory without a unit")
 def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
+    # Some users request few megabytes on purpose, but not for a job with a GPU or an interpreter.
+    limit = 512 if requests_gpus(subject) else 256
     for line, name, value in subject.scheduler.reader.memory(subject.script):
         number = whole_number(value) or 0
         if _MEGABYTES.search(_comment(subject, line)) or any(
@@ -83,8 +85,6 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         ):
             continue  # another check reports the word after the number
         unit = subject.scheduler.reader.bare_memory_unit
-        # Some users request few megabytes on purpose, but not for a job with a GPU or an interpreter.
-        limit = 512 if requests_gpus(subject) else 256
         if re.fullmatch(r"(?i)\d{1,2}mb?|\d{1,5}kb?", value):
             what = f"{plain(name)}={plain(value)} is less than 100 megabytes"
             yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8gb", "note")

@@ -65,7 +65,11 @@ def _options(subject: Subject) -> Iterator[Directive]:
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    late = [n for n, line in enumerate(script.lines[:5], 1) if re.match(r"\W{0,3}#![ \t]*/", line)]
+    late = [
+        n
+        for n, line in enumerate(script.lines[:5], 1)
+        if re.match(r"\W{0,3}#![ \t]*/", line) and not script.is_quoted(n)
+    ]
     if not script.lines[0].startswith("#!"):
         what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
         remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"

@@ -42,7 +42,7 @@ _READ_BY_PROGRAMS = re.compile(
 )
 _SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # An assignment that is a command of its own.
-_SET_BY_TASK = re.compile(r"(?:^|[;&\n])\s*([A-Z_]+)=(?:\$\([^)]*\)|[^\s;&]*)\s*(?=[;\n]|&&)")
+_SET_BY_TASK = re.compile(r"(?:^|[;&\n])[ \t]*([A-Z_]+)=(?:\$\([^)]{,200}\)|[^\s;&]*)\s*(?=[;\n]|&&)")
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _REQUESTS = re.compile(r"--(?:nodes|ntasks|cpus|gres|gpus|mem|exclusive|constraint)|-l")
 _NODE_LIST = re.compile(

@@ -134,7 +134,11 @@ def lint_script(
 def _begins_late(script: Script) -> bool:
     """Returns whether other lines come before the shebang: notes, or what is run before, in another shell."""
     first, *others = script.lines
-    is_late = "#!" in first or any(re.match(r"#![ \t]*/", line) for line in others)
+    # In a here-document, it is that of another script.
+    is_late = "#!" in first or any(
+        re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
+        for number, line in enumerate(others, start=2)
+    )
     return not first.startswith("#!") and is_late
 
 

@@ -1024,6 +1024,15 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB042", False, S + "exec ./run\npyhton train.py\n"),
     ("JOB003", True, S + "if true; then\n  echo"),
     ("JOB034", False, S + "python train.py > log &\ntail --pid=$! -f log\n"),
+    ("JOB034", True, S + "jupyter notebook plot.ipynb\npython train.py\n"),
+    ("JOB034", False, S + "jupyter lab list\npython train.py\n"),
+    ("JOB042", True, S + "#SBATCH -n 4\nsrun --exclusive bwa mem genome.fa a.fq > a.sam\n"),
+    ("JOB042", True, S + "#SBATCH -n 4\nsrun singularity exec a.sif bwa mem genome.fa a.fq > a.sam\n"),
+    ("JOB042", True, S + "#SBATCH -n 4\nmpirun -np 4 --oversubscribe bwa mem genome.fa a.fq > a.sam\n"),
+    # The name of a program may be an argument of another one, or the value of an option.
+    ("JOB042", False, S + "#SBATCH -n 4\nsrun python align.py --tool bwa\n"),
+    ("JOB042", False, S + "#SBATCH -n 4\nsrun --partition salmon ./a\n"),
+    ("JOB042", False, S + "#SBATCH -n 4\nmpirun -np 4 ./align --tool bwa\n"),
     ("JOB034", False, S + "cat > run.sh <<'EOF'\nexport RANK=$SLURM_PROCID\nEOF\nsrun bash run.sh\n"),
     ("JOB034", False, S + "cat > run.sh <<EOF\nexport RANK=\\$SLURM_PROCID\nEOF\nsrun bash run.sh\n"),
     (
@@ -1264,6 +1273,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.
 SEVERITIES: list[tuple[str, str, str]] = [
+    # The shebang of a here-document is that of another script.
+    ("JOB033", "warning", "#SBATCH -t 1:00:00\ncat > a.sh <<E\n#!/bin/sh\nE\nconda run python a.py\n"),
+    ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
     # Torque ignores the words after an option, which OpenPBS rejects.
     ("PBS002", "note", TORQUE + "#PBS -q long # the queue\n"),
     ("PBS002", "error", SELECT + "#PBS -q long # the queue\n"),
