@@ -218,9 +218,7 @@ class Collector:
             for name in ("correlation", "bytes", "occupancy")
         }
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
-        launches = [Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels]
-        if any(math.prod(launch.block) > _MOST_THREADS for launch in launches):
-            launches = [_exchanged(launch) for launch in launches]
+        launches = (Launch(one.grid, one.block, one.registers, one.shared_bytes) for one in kernels)
         fields["config"] = [self.configs[launch] for launch in launches]
         fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
@@ -251,11 +249,15 @@ class Collector:
         firsts = [columns.first_us() for columns in (self.host, self.device)]
         base_us = min((first for first in firsts if first is not None), default=0.0)
         parts = {name: columns for name, columns in vars(self).items() if isinstance(columns, Columns)}
+        configs = tuple(self.configs)
+        # Small blocks could be of any profiler, so one of the whole trace decides.
+        if any(math.prod(launch.block) > _MOST_THREADS for launch in configs):
+            configs = tuple(map(_exchanged, configs))
         return Recording(
             base_us=base_us,
             zero_s=clock_ns * 1e-9 + base_us * 1e-6,
             messages=tuple(self.messages),
-            configs=tuple(self.configs),
+            configs=configs,
             shapes=tuple(self.shapes),
             has_stacks=self.has_stacks,
             num_dropped=sum(columns.num_dropped for columns in parts.values()),

@@ -133,6 +133,17 @@ def test_traces_of_rocprofiler_have_the_block_in_the_place_of_the_grid(tmp_path)
     assert trace.kernels[0].launch[:2] == ((1, 128, 1), (512, 1, 1))
 
 
+def test_one_large_block_decides_for_kernels_that_are_read_at_another_time(tmp_path):
+    small = [annotation("ProfilerStep#1", 0, 100), *launch(1, 1, "copy", 5, 9)]
+    small[-1]["args"] |= {"grid": [256, 1, 1], "block": [256, 2, 1]}
+    large = launch(2, 15, "gemm", 20, 9)
+    large[-1]["args"] |= {"grid": [512, 1, 1], "block": [512, 128, 1]}
+    between = [event("cpu_op", "aten::add", 50, 1, text="x" * 2**20) for _ in range(3)]
+    (trace,) = read_capture(write(tmp_path / "rank0.json", small + between + large).parent).ranks
+    blocks = {kernel.name: kernel.launch[:2] for kernel in trace.kernels}
+    assert blocks == {"copy": ((1, 2, 1), (256, 1, 1)), "gemm": ((1, 128, 1), (512, 1, 1))}
+
+
 def test_collectives_of_which_only_the_calls_were_recorded_are_said_to_be_called(tmp_path):
     events = [annotation("ProfilerStep#1", 0, 100), event("cpu_op", "record_param_comms", 0, 9)]
     events += launch(1, 1, "gemm", 5, 9)
