@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
@@ -81,10 +82,9 @@ def _together(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         name = command.name
         meant = [one for one in _COMMANDS if name.isalpha() and is_one_edit(name, one)]
-        # In (( )), it is a variable. With another letter before or after it, it may be another program.
-        is_own = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|\b{name}\s*="
+        # With another letter before or after it, it may be another program.
         is_longer = bool(meant) and meant[0] in name and name != meant[0] + meant[0][-1]
-        if meant and not (is_longer or name in _OTHERS or re.search(is_own, script.text)):
+        if meant and not (is_longer or name in _OTHERS or _is_defined(script.text, name)):
             what = f"{shown(command.argv[0])} is not a command"
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     yield from _copies(subject)
@@ -98,6 +98,13 @@ def _together(subject: Subject) -> Iterator[Problem]:
         if not any(map(reads.search, texts)):
             what = "all tasks of the array do the same, unless a program reads the index of its task"
             yield Problem(subject.line_of("--array", "-J"), what, "give the index to the program")
+
+
+@lru_cache(maxsize=8)
+def _is_defined(text: str, name: str) -> bool:
+    """Returns whether a script defines a function or a variable of this name; in (( )), it is a variable."""
+    defined = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|\b{name}\s*="
+    return re.search(defined, text) is not None
 
 
 def _copies(subject: Subject) -> Iterator[Problem]:
