@@ -33,6 +33,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "write it before the first module load", "note")
             break
     is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
+    reported: set[int] = set()
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
         if (
@@ -45,8 +46,11 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
                 f"the status is that of {command.name}, so a failure of the command before it does not show"
             )
             severity: Severity | None = None if command.name == "tee" else "note"
+            reported.add(command.line)
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
-    yield from _goes_on(subject, commands if is_bash else [])
+    for problem in _goes_on(subject, commands if is_bash else []):
+        if problem.line not in reported:
+            yield problem
 
 
 def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:

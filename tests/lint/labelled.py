@@ -1273,6 +1273,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.
 SEVERITIES: list[tuple[str, str, str]] = [
+    # One finding of the two about a pipe.
+    ("JOB033", "warning", S + "./a | tee log\nif [ $? -ne 0 ]; then\n  exit 1\nfi\nsbatch b.sh\n"),
+    ("JOB033", "note", S + "./a | tee log\nsbatch b.sh\n"),
     # The shebang of a here-document is that of another script.
     ("JOB033", "warning", "#SBATCH -t 1:00:00\ncat > a.sh <<E\n#!/bin/sh\nE\nconda run python a.py\n"),
     ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
