@@ -325,9 +325,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     selects = [value for _, name, value in subject.script.resources() if name == "select"]
     may_spread |= bool(selects) and "scatter" not in subject.script.text
     may_spread |= any(
-        re.match(
-            r"(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)", c.text, re.IGNORECASE
-        )
+        re.match(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)", c.text)
         for c in subject.script.commands
     )
     for start in starts(subject):
