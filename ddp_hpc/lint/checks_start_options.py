@@ -15,6 +15,8 @@ from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
 
 _HIDDEN = re.compile(r"[$`<{%]|@[A-Z]")
+# Options whose values may be names in capital letters, such as GPU.
+_NAMED = ("--partition", "--account", "--qos", "--constraint", "--reservation", "--job-name")
 _GLUED = re.compile(r"--?\w[\w-]*=[^=\s]*\w--[a-z][\w-]*=.*")
 # The same option of torchrun, accelerate, deepspeed, srun and mpirun; each line is one meaning.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")
@@ -74,7 +76,7 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
     name, of_srun = command.name, command.name == "srun"
     given, rest = read_command(command.argv[1:], of_srun=of_srun)
     # After a placeholder, nothing is known.
-    given = list(takewhile(lambda d: not re.fullmatch("[A-Z]{1,3}", d.value), given))
+    given = list(takewhile(lambda d: d.flag in _NAMED or not re.fullmatch("[A-Z]{1,3}", d.value), given))
     for d in given:
         dashes = with_two_dashes(d)
         if not dashes and re.match("-[a-z]+-[a-z]", d.written):

@@ -1024,6 +1024,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB042", False, S + "exec ./run\npyhton train.py\n"),
     ("JOB003", True, S + "if true; then\n  echo"),
     ("JOB034", False, S + "python train.py > log &\ntail --pid=$! -f log\n"),
+    ("RANK031", True, S + "srun -p GPU --ntask-per-node=2 ./a\n"),
+    ("RANK031", False, S + "srun -n N --ntask-per-node=2 ./a\n"),
     ("JOB034", True, S + "jupyter notebook plot.ipynb\npython train.py\n"),
     ("JOB034", False, S + "jupyter lab list\npython train.py\n"),
     ("JOB042", True, S + "#SBATCH -n 4\nsrun --exclusive bwa mem genome.fa a.fq > a.sam\n"),
