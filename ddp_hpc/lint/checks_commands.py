@@ -228,7 +228,8 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
     for number, name, _ in reversed(script.assignments):
-        if number in alone and not num_uses[name]:
+        own = _VARIABLE.findall(body[number - 1]).count(name)  # as in NAME=${NAME:-DEFAULT}
+        if number in alone and num_uses[name] <= own:
             num_uses.subtract(_VARIABLE.findall(body[number - 1]))
             body[number - 1] = ""  # nothing uses the variable, nor those in its value
     for number, line in enumerate(body, start=1):

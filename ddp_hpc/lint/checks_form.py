@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.checks_sbatch import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder, stands_for_number
 from ddp_hpc.lint.template_files import is_submitted_with
@@ -171,7 +172,9 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
-    read = (d for d in script.read() if d.flag and d.flag not in repeatable and not d.fault)
+    read = [d for d in script.read() if d.flag and d.flag not in repeatable and not d.fault]
+    # SLURM017 and others report a long option with one dash, such as -exclusive, which is -e xclusive.
+    read = [d for d in read if script.scheduler != "slurm" or not with_two_dashes(d)]
     pairs += [(d.line, d.flag, d.value) for d in read]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies

@@ -150,7 +150,7 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
 # With these, another shell or program may expand the ~ of a value, or the name in it.
-_EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|expanduser|\$\{!|declare -n")
+_EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|sbatch <\(|expanduser|\$\{!|declare -n")
 _EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\bawk\b|--wrap")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(

@@ -27,7 +27,7 @@ _STATEMENT = re.compile(
 )
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
-    r"(?<!\$)\{\{-?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
+    r"(?<!\$)\{\{[-=]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
     r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
     r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
@@ -37,9 +37,10 @@ _OF_PROGRAMS = re.compile(
 _OF_EITHER = re.compile(
     r"(?<![$\w{])\{(?:[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?|\d)\} | (?<=[=\s:])%[sd](?!\w)"
     r" | (?<!\w)__[A-Za-z]\w*__(?!\w) | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
-    r" | %[A-Z][A-Z_]+% | \[\[\w+\]\]",
+    r" | %[A-Z][A-Z_]+% | \[\[\w+\]\] | (?<=[=\s])(?:%[a-z]\w{2,}|@[A-Z]\w+)(?![\w%@.]) | \w+_PLACEHOLDER\b",
     re.VERBOSE,
 )
+_ALONE = re.compile(r"\s*<[A-Z][A-Z0-9_]*>\s*")
 _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edit)(?![a-z])", re.IGNORECASE)
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
@@ -84,7 +85,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
         if path is None or not found or not (_is_named(path) or _is_filled_in(path, found)):
             return None
-    marked = {n for n, text in directives.items() if _in_template(text)}
+    marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
     marked |= {n for n, line in lines.items() if n not in directives and has_placeholder(line)}
     line, placeholder = min(found)
     return Template(line=line, placeholder=placeholder, lines=frozenset(marked), has_statements=False)
@@ -95,8 +96,10 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
     several = []
     for number, text in directives.items():
         yield from ((number, m[0]) for m in _OF_PROGRAMS.finditer(text) if not _is_for_users(m[0]))
-        matches = _OF_EITHER.finditer(without_file_name_patterns(text))
+        is_log = re.match(r"-[oe]\b|--(?:output|error)\b", text)
+        matches = _OF_EITHER.finditer(without_file_name_patterns(text) if is_log else text)
         several += [(number, one[0]) for one in matches if not _is_for_users(one[0])]
+    several += [(n, line.strip()) for n, line in enumerate(script.lines, 1) if _ALONE.fullmatch(line)]
     if len(several) > 1:
         yield from several
     for command in script.commands:
