@@ -21,7 +21,7 @@ _LONGER = 1.1
 """Ratio to the median above which a step is slow."""
 _LEAST = 0.1
 """Fraction of the difference that a call or kernel must have to be named."""
-_MOST_STEPS = 10
+_MOST_STEPS = 20
 CUT_OFF = 0.01
 """Fraction of the first step. If the device runs work from before the recording for longer at its start, the
 step is too short for a comparison, since this time does not count."""
