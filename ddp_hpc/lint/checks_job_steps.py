@@ -80,7 +80,7 @@ def _share_memory(subject: Subject) -> Iterator[Problem]:
         return
     takes_all = [c for c in steps if re.search(r"--ex(?:act|clusive)\b", c.text) and not c.option("--mem")]
     if takes_all:
-        what = f"each job step takes all of --mem={plain(given)}, so the next srun waits until it has ended"
+        what = "each job step takes all memory of the job, so the next srun waits until it has ended"
         yield Problem(takes_all[0].line, what, "give each its part: srun --exact --mem=...")
     elif 0 < _size(given) < sum(_size(c.option("--mem")) for c in steps):
         what = f"the job steps need more than --mem={plain(given)} together, so some wait for the others"
