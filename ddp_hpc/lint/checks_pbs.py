@@ -50,7 +50,7 @@ _DIFFERS_IN_CSH = re.compile(
 )
 # Options with the values that qsub accepts.
 _VALUES = {
-    "-j": (r"oe|eo|n|o", "use -j oe, which joins the logs"),  # o is of NQSV
+    "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
     "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
     "-r": (r"[yn]", "use -r y or -r n"),
 }
@@ -304,7 +304,11 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, "use FIRST-LAST, such as -J 1-10")
         for values, remedy in [_VALUES[d.flag]] if d.flag in _VALUES and d.value and is_value else []:
             if not re.fullmatch(values, d.value):
-                yield Problem(d.line, f"qsub has no value {shown(d.value)} for {d.flag}", remedy)
+                is_of_nqsv = (d.flag, d.value) == ("-j", "o")
+                what = (
+                    f"qsub has no value {shown(d.value)} for {d.flag}" + ", except that of NQSV" * is_of_nqsv
+                )
+                yield Problem(d.line, what, remedy, "note" if is_of_nqsv else None)
 
 
 @check("PBS024", "note", "a log that PBS does not write to the path")

@@ -99,7 +99,8 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
         is_log = re.match(r"-[oe]\b|--(?:output|error)\b", text)
         matches = _OF_EITHER.finditer(without_file_name_patterns(text) if is_log else text)
         several += [(number, one[0]) for one in matches if not _is_for_users(one[0])]
-    several += [(n, line.strip()) for n, line in enumerate(script.lines, 1) if _ALONE.fullmatch(line)]
+    alone = [n for n, line in enumerate(script.lines, 1) if _ALONE.fullmatch(line)]
+    several += [(n, script.lines[n - 1].strip()) for n in alone if not script.is_quoted(n)]
     if len(several) > 1:
         yield from several
     for command in script.commands:

@@ -607,7 +607,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM015", False, S + "#SBATCH -w, --nodelist=node02\n"),
     ("SLURM026", False, S + "#SBATCH --array=1-4\n#SBATCH -e [TODO]\n"),
     ("RANK006", False, S + "#SBATCH --signal=SIGTERM@90\ntrap clean SIGTERM USR1\nsrun python a.py\n"),
-    ("PBS023", False, "#!/bin/bash\n#PBS -j o\n"),
     (
         "RANK002",
         False,
@@ -637,6 +636,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM015", False, S + "#SBATCH --nodes=%nodes\n#SBATCH --qos=%qos\n"),
     ("SLURM015", False, S + "#SBATCH --nodes=%s\n#SBATCH --ntasks=%s\n"),
     ("JOB016", False, S + "#SBATCH --mem=<MEM>G\n<ENV_LOAD>\n<RUN>\n"),
+    ("JOB016", True, S + "#SBATCH --mem=<MEM>G\ncat > a.xml <<EOF\n<A>\n<B>\nEOF\n"),
     ("JOB016", True, S + "#SBATCH --account=<account>\n"),
     ("PBS025", True, "#PBS -l select=2:ncpus=16\nmpirun -np 32 ./a\n"),
     ("PBS025", False, "#PBS -l select=2:ncpus=16:mpiprocs=16\nmpirun -np 32 ./a\n"),
@@ -1393,6 +1393,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB029", "note", S + "node = 1\npython a.py\n"),
     ("JOB007", "note", S + "#SBATCH -J a\n#SBATCH -J b\n"),
     ("JOB007", "note", S + "#SBATCH --gres=gpu:1\n#SBATCH --gres=gpu:a100:1\n"),
+    ("PBS023", "note", "#!/bin/bash\n#PBS -j o\n"),
     ("RANK014", "note", ONE + "torchrun --nproc-per-node=1 train.py\n"),
     ("RANK014", "note", ONE + "torchrun train.py\n"),
     ("RANK017", "note", S + "#SBATCH --gpus-per-node=2\nexport CUDA_VISIBLE_DEVICES=0,1,2\npython a.py\n"),
