@@ -73,6 +73,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not script.lines[0].startswith("#!"):
         what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
         remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"
+        if late[:1] == [1]:
+            what, remedy = "other characters than #! begin", "remove what comes before #!"
         yield Problem(1, f"{what} the script, so sbatch rejects it", remedy)
 
 

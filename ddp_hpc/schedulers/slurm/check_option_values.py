@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddp_hpc.schedulers.slurm.sbatch_options import VERSIONS
 from ddp_hpc.schedulers.versions import is_between
 
 # strtol(3) skips blanks and accepts a sign.
@@ -238,7 +239,9 @@ def rejecting_versions(flag: str, value: str) -> tuple[str, str]:
     form = _form_of(flag[2:], value) if len(value) <= _MAX_CHARS else None
     if form is None:
         return "", ""
-    return f"before {form.since}" if form.since else f"after {form.until}", form.expected
+    if form.since:
+        return f"before {form.since}", form.expected
+    return f"since {VERSIONS[VERSIONS.index(form.until) + 1]}", form.expected
 
 
 def _form_of(name: str, value: str) -> _Form | None:
