@@ -118,7 +118,7 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
     ("text", "said"),
     [
         ("\n" + S, "the shebang of line 2 does not begin the script"),
-        ("\u2248" + S, "the shebang of line 1 does not begin the script"),
+        ("\u2248" + S, "other characters than #! begin the script"),
         ("#SBATCH --time=01:00:00\n./x\n", "no shebang begins the script"),
         (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
