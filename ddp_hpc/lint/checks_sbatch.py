@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
+from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
-from ddp_hpc.schedulers.script_options import ReadOption
 from ddp_hpc.schedulers.slurm.check_option_values import (
     expected_value,
     rejecting_versions,
@@ -103,14 +103,6 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
     if remedy := with_two_dashes(d):
         return f"sbatch reads {shown(d.written)} as several one-letter options", remedy
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
-
-
-def with_two_dashes(d: ReadOption) -> str:
-    """Returns how to write a long option that has only one dash; empty if it is another option."""
-    name, equals, value = d.written[1:].partition("=")
-    name = name.partition(" ")[0]
-    is_long = len(name) > 2 and not isinstance(find_option(name), tuple)
-    return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""
 
 
 @check("SLURM003", "error", "an option without its value, or an ambiguous one")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
-from ddp_hpc.lint.checks_sbatch import OF_PLUGINS, with_two_dashes
+from ddp_hpc.lint.checks_sbatch import OF_PLUGINS
 from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command

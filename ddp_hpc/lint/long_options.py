@@ -1,0 +1,15 @@
+"""Long options of sbatch and srun that are written with one dash."""
+
+from __future__ import annotations
+
+from ddp_hpc.lint.check_registry import plain
+from ddp_hpc.schedulers.script_options import ReadOption
+from ddp_hpc.schedulers.slurm.sbatch_options import find_option
+
+
+def with_two_dashes(d: ReadOption) -> str:
+    """Returns how to write a long option that has only one dash; empty if it is another option."""
+    name, equals, value = d.written[1:].partition("=")
+    name = name.partition(" ")[0]
+    is_long = len(name) > 2 and not isinstance(find_option(name), tuple)
+    return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""
