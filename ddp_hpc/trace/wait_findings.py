@@ -115,14 +115,16 @@ def _place(row: Row) -> str:
 
 def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:
     idle_s = sum(row["idle_s"] for row in rows)
-    copying_s = capture.mean.memcpy_s * bool(rows[0]["reason"])
-    if idle_s < _LITTLE * capture.mean.wall_s and copying_s >= _LITTLE * capture.mean.wall_s:
-        only_s = f"for {duration(copying_s)} {capture.per_step.strip()}, only copies"
-        return f"{advice} The device has work meanwhile, but {only_s}, without computation.".lstrip()
-    if idle_s < _LITTLE * capture.mean.wall_s:
+    little_s = _LITTLE * capture.mean.wall_s
+    is_for_copy = rows[0]["reason"] not in ("", NO_CALL)
+    if idle_s >= little_s:
+        lost = f"The device has nothing to do for at most {duration(idle_s)} because of this."
+    elif is_for_copy and (copying_s := capture.mean.memcpy_s) >= little_s:
+        only_s = f"for {duration(copying_s)}{capture.per_step}, only copies"
+        lost = f"The device has work meanwhile, but {only_s}, without computation."
+    else:
         work = "runs these collectives" if rows[0]["comm_s"] >= rows[0]["total_s"] / 2 else "has work"
         return f"The device {work} meanwhile, so this hardly makes {capture.a_step} longer."
-    lost = f"The device has nothing to do for at most {duration(idle_s)} because of this."
     return f"{advice} {lost}".lstrip()
 
 

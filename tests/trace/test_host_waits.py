@@ -146,6 +146,24 @@ def test_kernels_that_could_be_shorter_are_named_unless_they_are_fused(tmp_path)
     )
 
 
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_only_a_wait_for_a_copy_is_compared_with_the_copies(tmp_path, has_steps):
+    """Of 10 ms, the device only copies for 1 ms, while the host stands still, or waits for the copy."""
+    step = [annotation("ProfilerStep#4", 0, 10_000)] * has_steps
+    work = launch(1, 0, "gemm", 2, 9000)
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 9002, 998, 7, correlation=2)
+    call = event("cuda_runtime", "cudaMemcpyAsync", 4, 2, 1, correlation=2)
+    still = [*step, *work, call, copy, event("cpu_op", "aten::sort", 10, 9980)]
+    said = " ".join(read_capture(write(tmp_path / "still" / "rank0.json", still).parent).findings)
+    assert "stands still" in said
+    assert "only copies" not in said
+    call = event("cuda_runtime", "cudaMemcpyAsync", 10, 9990, 1, correlation=2)
+    waits = [*step, *work, event("cpu_op", "aten::copy_", 8, 9992), call, copy]
+    said = " ".join(read_capture(write(tmp_path / "waits" / "rank0.json", waits).parent).findings)
+    each = " per step" * has_steps
+    assert f"has work meanwhile, but for 998 us{each}, only copies, without computation." in said
+
+
 def test_what_runs_beside_a_collective_does_not_make_the_step_shorter(tmp_path):
     """Of 40 us of elementwise kernels, a collective runs during 30 us."""
     add = "void at::native::vectorized_elementwise_kernel<4, at::native::add>"
