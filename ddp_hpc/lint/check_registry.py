@@ -162,16 +162,6 @@ class Subject:
         return self.scheduler.reader.walltime(self.script)
 
     @cached_property
-    def late_walltime(self) -> int:
-        """The line of a walltime after the first command, which the scheduler ignores; 0 if there is none."""
-        flag, directives = (
-            self.scheduler.reader.walltime_flag,
-            self.script.directives_of(self.script.scheduler),
-        )
-        late = (d.line for d in directives if d.late and (d.flag == flag or "walltime=" in d.value))
-        return next(late, 0)
-
-    @cached_property
     def walltime_s(self) -> int | None:
         """The walltime in seconds, as the scheduler reads it; None if it is missing or invalid."""
         return self.scheduler.reader.walltime_s(self.walltime[1]) if self.walltime else None

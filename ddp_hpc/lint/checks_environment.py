@@ -128,13 +128,8 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
     for line, name in found:
-        is_login = " " in name
-        what = (
-            f"the script contains the key of {plain(name)}"
-            if is_login
-            else f"the script contains {plain(name)}"
-        )
-        what += ", which anyone who can read the script or its repository can use"
+        key = "the key of " * (" " in name) + plain(name)  # a command such as wandb login, or a variable
+        what = f"the script contains {key}, which anyone who can read the script or its repository can use"
         yield Problem(line, what, "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)")
 
 

@@ -245,13 +245,12 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             may_expand = is_log and reader.expands_log_variables
             if may_expand and re.search(r"\$\{?(?:PBS_|HOME|USER|LOGNAME)|\^", d.value):
                 continue
-            what, remedy = (
-                f"{plain(mark)} in {d.flag} {shown(d.value)} is a placeholder",
-                "write your own value",
-            )
             if mark[0] in "$%":
                 what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
                 remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
+            else:
+                what = f"{plain(mark)} in {d.flag} {shown(d.value)} is a placeholder"
+                remedy = "write your own value"
             yield Problem(d.line, what, remedy, "note" if may_expand else None)
 
 
@@ -292,7 +291,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         others = len({d.line for d in directives}) - 1
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
         text = first.text.partition(" #")[0].rstrip()
-        is_replaced = all(d.flag and is_submitted_with(subject.path, d.flag) for d in directives)
+        flags = {d.flag for d in directives}
+        is_replaced = "" not in flags and is_submitted_with(subject.path, flags)
         what = f"{shown(text)} {contain} a placeholder"
         yield Problem(first.line, what, "replace it with a value", "note" if is_replaced else None)
 

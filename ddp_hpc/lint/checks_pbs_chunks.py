@@ -45,19 +45,14 @@ def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS021", "warning", "more ranks or threads than CPUs of a chunk")
 def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
-    selects = [(d.line, value) for d, name, value in subject.script.resources() if name == "select"]
-    chunks = selects[-1][1].split("+") if selects else []
-    found = [
-        (chunk, {name: int(value) for name, value in re.findall(r":(\w+)=(\d{1,6})\b", f":{chunk}")})
-        for chunk in chunks
-    ]
+    found = _chunks(subject)
     for chunk, sizes in found:
         num_cpus, ranks, threads = (sizes.get(name) for name in ("ncpus", "mpiprocs", "ompthreads"))
         # A core may have two hardware threads.
         if num_cpus and ranks and threads and ranks * threads > 2 * num_cpus:
             what = f"{counted(ranks, 'rank')} with {counted(threads, 'thread')} each share the "
             what += f"{counted(num_cpus, 'CPU')} of the chunk {shown(chunk)}"
-            yield Problem(selects[-1][0], what, f"request ncpus={ranks * threads}", "note")
+            yield Problem(subject.line_of("select"), what, f"request ncpus={ranks * threads}", "note")
             break
     for command in subject.script.launches() if found else ():
         given = command.option("--ppn", "-ppn", "--npernode", "-npernode")
@@ -65,10 +60,8 @@ def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
         for chunk, sizes in found if per_node else ():
             num_cpus = sizes.get("ncpus")
             if per_node and num_cpus and per_node > max(num_cpus, sizes.get("mpiprocs") or 0):
-                what = (
-                    f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} has "
-                )
-                what += counted(num_cpus, "CPU")
+                what = f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} "
+                what += f"has {counted(num_cpus, 'CPU')}"
                 remedy = f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node"
                 yield Problem(command.line, what, remedy)
                 break
@@ -90,15 +83,23 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"add :{name}={-(-total // slots)} {where}")
 
 
+def _chunks(subject: Subject) -> list[tuple[str, dict[str, int]]]:
+    """Returns the chunks of the last `select`, each with its resources that are numbers."""
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    return [
+        (chunk, {name: int(value) for name, value in re.findall(r":(\w+)=(\d{1,6})\b", f":{chunk}")})
+        for chunk in (selects[-1].split("+") if selects else ())
+    ]
+
+
 def _lines_of_chunks(subject: Subject) -> int:
     """Returns the lines of PBS_NODEFILE for chunks of several CPUs without mpiprocs; 0 for others."""
-    selects = [value for _, name, value in subject.script.resources() if name == "select"]
-    chunks = selects[-1].split("+") if selects else []
-    found = [re.fullmatch(r"(?:(\d{1,4}):)?(?:.*:)?ncpus=(\d{1,4})\b.*", chunk) for chunk in chunks]
-    if not all(found) or any("mpiprocs" in chunk for chunk in chunks):
+    found = _chunks(subject)
+    if any("ncpus" not in sizes or "mpiprocs" in chunk for chunk, sizes in found):
         return 0
     # A chunk without mpiprocs has one line (pbs_resources(7B)).
-    return sum(int(one[1] or 1) for one in found if one and int(one[2]) > 1)
+    numbers = [(re.match(r"(\d{1,4}):", chunk), sizes["ncpus"]) for chunk, sizes in found]
+    return sum(int(number[1]) if number else 1 for number, num_cpus in numbers if num_cpus > 1)
 
 
 def _lines_of_nodes(subject: Subject) -> int:

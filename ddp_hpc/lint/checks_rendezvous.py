@@ -103,12 +103,10 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         if endpoint and is_everywhere and _LOOPBACK.fullmatch(subject.value_of(endpoint[1])):
             found.append((start.command.line, endpoint[0].strip(), None))
         elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
-            found.append((start.command.line, f"{start.program} -H localhost", None))
+            what = f"{start.program} -H localhost uses only the first of the {subject.num_nodes} nodes"
+            remedy = "name all hosts with -H, or request one node"
+            yield Problem(start.command.line, what, remedy, "warning")
     for line, what, severity in found:
-        if what.startswith(("horovodrun", "mpirun")):
-            what = f"{what} uses only the first of the {subject.num_nodes} nodes"
-            yield Problem(line, what, "name all hosts with -H, or request one node", "warning")
-            continue
         what = f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself"
         remedy = "use the first node, or the network between the nodes; ddp-hpc sets both itself"
         yield Problem(line, what, remedy, severity)

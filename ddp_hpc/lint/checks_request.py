@@ -24,13 +24,16 @@ _MAX_CHARS = 500
 
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
-    directive, site = subject.scheduler.reader.walltime_directive, subject.site
+    reader, site = subject.scheduler.reader, subject.site
+    directive = reader.walltime_directive
     # Without a profile, nothing is known about the default.
     if not site or not directive or subject.walltime or subject.script.value("--wrap") is not None:
         return
-    if late := subject.late_walltime:
+    flag, directives = reader.walltime_flag, subject.script.directives_of(subject.script.scheduler)
+    late = [d.line for d in directives if d.late and (d.flag == flag or "walltime=" in d.value)]
+    if late:
         what = "the scheduler ignores this walltime, which is below the first command"
-        yield Problem(late, what, "move it to the other directives, above the first command")
+        yield Problem(late[0], what, "move it to the other directives, above the first command")
     else:
         what = "no walltime is requested: the queue's default may be short, and some sites reject the job"
         yield Problem(1, what, f"add {directive}, or pass it on the command line")

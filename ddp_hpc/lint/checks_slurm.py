@@ -101,9 +101,9 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             what = (
                 f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
+                f"does not inherit it, so each rank {'gets' if version else 'may get'} one core"
             )
             remedy = "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK"
-            what += f"does not inherit it, so each rank {'gets' if version else 'may get'} one core"
             yield Problem(command.line, what, remedy, None if version else "note")
             if not version:
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -135,20 +135,24 @@ def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
     )
 
 
-def is_submitted_with(path: Path | None, flag: str) -> bool:
-    """Returns whether a program beside the file submits it and gives the scheduler an option, whose value
-    then replaces the one in the file.
+def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:
+    """Returns whether programs beside the file submit it and give the scheduler each of these options, whose
+    values then replace those in the file.
     """
-    # An option that sbatch does not know may contain any character.
-    option = re.escape(flag)
+    missing = set(flags)
+    for text in _programs_beside(path) if path else ():
+        if path and path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text):
+            missing = {flag for flag in missing if not _gives(text, flag)}
+        if not missing:
+            return True
+    return False
+
+
+def _gives(text: str, flag: str) -> bool:
+    option = re.escape(flag)  # one that sbatch does not know may contain any character
     # Many commands have a letter such as -l.
-    is_given = re.compile(
-        rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
-    )
-    return path is not None and any(
-        path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text) and is_given.search(text)
-        for text in _programs_beside(path)
-    )
+    given = rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
+    return re.search(given, text) is not None
 
 
 def _programs_beside(path: Path) -> Iterator[str]:

@@ -12,9 +12,9 @@ from operator import attrgetter
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import Capture, Times
 from ddp_hpc.trace.input_shapes import shapes
-from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
+from ddp_hpc.trace.sums_over_ranks import computing_kernels
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.wait_findings import has_long_waits
 
@@ -34,11 +34,6 @@ _NO_WORKERS = "_SingleProcessDataLoaderIter"
 _CHANNELS_LAST = "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them"
 # Those of MIOpen, cuDNN and cuBLAS.
 _CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
-
-
-def _computing_kernels(capture: Capture) -> list[Kernel]:
-    kernels = (kernel for trace in capture.ranks for kernel in trace.kernels)
-    return [kernel for kernel in kernels if kernel.kind in KINDS and not kernel.is_copy]
 
 
 def gains(capture: Capture, wall_s: float) -> str:
@@ -121,7 +116,7 @@ def _unfused_attention_s(capture: Capture) -> float:
     """Returns the time per step of the kernels that multiply queries and keys, process the scores, such as
     with softmax, and multiply them with the values, as far as the shapes of their inputs were recorded.
     """
-    kernels = [(kernel, shapes(kernel.shapes)) for kernel in _computing_kernels(capture) if kernel.shapes]
+    kernels = [(kernel, shapes(kernel.shapes)) for kernel in computing_kernels(capture) if kernel.shapes]
     scores = {
         of[0]
         for kernel, of in kernels
@@ -159,7 +154,7 @@ def _sums(
 ) -> dict[str, float]:
     """Returns the time per step of the kernels that compute by their group, the longest first."""
     sums: defaultdict[str, float] = defaultdict(float)
-    for kernel in _computing_kernels(capture):
+    for kernel in computing_kernels(capture):
         sums[group(kernel)] += time_s(kernel) / (len(capture.ranks) * capture.num_steps)
     sums.pop("", None)
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
@@ -169,7 +164,7 @@ def avoidable(capture: Capture) -> Iterator[str]:
     """Names changes of the memory format of images, and recomputation, if they take a large part of the time
     of computing kernels.
     """
-    kernels, num = _computing_kernels(capture), len(capture.ranks) * capture.num_steps
+    kernels, num = computing_kernels(capture), len(capture.ranks) * capture.num_steps
     all_s = sum(kernel.total_s for kernel in kernels) or 1.0
     changing_s = sum(kernel.total_s for kernel in kernels if _CONVERSION.search(kernel.name))
     again_s = sum(

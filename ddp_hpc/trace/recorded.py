@@ -14,7 +14,7 @@ from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.input_shapes import num_flops
 from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
 from ddp_hpc.trace.named_results import Kernel
-from ddp_hpc.trace.sums_over_ranks import weighted
+from ddp_hpc.trace.sums_over_ranks import computing_kernels, weighted
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
 
@@ -113,7 +113,7 @@ def _data_types(capture: Capture) -> Iterator[tuple[str, str]]:
     bits: torch.ops of other libraries convert their inputs themselves.
     """
     times: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for kernel in (one for trace in capture.ranks for one in trace.kernels if not one.is_copy):
+    for kernel in computing_kernels(capture):
         inputs, named = re.search(r"\((\w+)", kernel.shapes), data_type(kernel.name)
         times[kernel.kind][inputs[1] if inputs and not named.startswith("FP") else named] += kernel.total_s
     all_s = sum(sum(times[kind].values()) for kind in KINDS)
@@ -132,9 +132,7 @@ def _speed_of_products(capture: Capture) -> str:
     """Returns the operations per second of the matrix products whose shapes are known, if most are, and if
     these kernels take much of the time of all that compute.
     """
-    kernels = [
-        one for trace in capture.ranks for one in trace.kernels if one.kind in KINDS and not one.is_copy
-    ]
+    kernels = computing_kernels(capture)
     products = [kernel for kernel in kernels if kernel.kind == "matrix products"]
     each = [num_flops(kernel.operator, kernel.shapes, kernel.name) for kernel in products]
     known_s = sum(kernel.total_s for kernel in products if num_flops(kernel.operator, kernel.shapes))

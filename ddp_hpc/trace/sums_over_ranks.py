@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Column, Row
 from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.kernel_kinds import KINDS
+from ddp_hpc.trace.named_results import Kernel
 
 ESTIMATES = (
     Column("tensor_cores", "Tensor or matrix cores", "{:.0%}".format),
@@ -21,6 +23,12 @@ _SUMMED = (
     "num_calls", "num_all", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes",
     "running_s",
 )  # fmt: skip
+
+
+def computing_kernels(capture: Capture) -> list[Kernel]:
+    """Returns the kernels of all ranks that compute: neither collectives nor copies."""
+    kernels = (kernel for trace in capture.ranks for kernel in trace.kernels)
+    return [kernel for kernel in kernels if kernel.kind in KINDS and not kernel.is_copy]
 
 
 def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
