@@ -144,6 +144,12 @@ class Subject:
         """The number of ranks per node: tasks per node on Slurm, mpiprocs of the chunk on PBS."""
         return self.scheduler.reader.ranks_per_node(self.script)
 
+    @property
+    def has_many_tasks(self) -> bool:
+        """Whether the job has several tasks, in all or per node."""
+        tasks = (self.ranks_per_node, whole_number(self.script.value("--ntasks")))
+        return any(count is not None and count > 1 for count in tasks)
+
     @cached_property
     def gpus_per_node(self) -> int | None:
         """The number of GPUs per node; None if the directives do not set it."""

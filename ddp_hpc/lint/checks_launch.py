@@ -27,7 +27,6 @@ from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
 _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
-_HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(
     r"--(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
@@ -42,10 +41,6 @@ _OF_NODES = re.compile(
 # The signals that a scheduler sends before a job ends.
 _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
-_OF_SEVERAL_NODES = re.compile(
-    r"--(?:\w*[-_])?n?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
-    r".*(?:slurm\w*|\bdeepy)\.py$"
-)
 # Options with which these launchers start the ranks of one node.
 _OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
 
@@ -312,35 +307,6 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
         if command.line > traps[0].line and starts_program:
             what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"
             yield Problem(command.line, what, "start it in the background and wait for it: ... & wait $!")
-
-
-@check("RANK013", "warning", "only the first node is used")
-def _first_node_only(subject: Subject) -> Iterator[Problem]:
-    nodes = subject.num_nodes or 1
-    if nodes < 2 or reaches_other_nodes(subject) or subject.script.supervised:
-        return
-    # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
-    may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1
-    # Chunks may be on one node.
-    selects = [value for _, name, value in subject.script.resources() if name == "select"]
-    may_spread |= bool(selects) and "scatter" not in subject.script.text
-    may_spread |= any(
-        re.match(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)", c.text)
-        for c in subject.script.commands
-    )
-    for start in starts(subject):
-        # A program with one of these options may start srun itself.
-        of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
-        has_hosts = any(of_several.match(word) for word in start.words[:60])
-        is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
-        is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
-        is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
-        if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
-            what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
-            launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
-            remedy = f"start it with {launcher}, or request one node"
-            yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
-            return
 
 
 @check("RANK014", "note", "one rank on a node with several GPUs")

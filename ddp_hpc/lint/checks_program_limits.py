@@ -22,7 +22,7 @@ _THREADS = re.compile(
 # Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
 # Programs with one thread by default, what must follow them, and their options for the number of threads.
-_ONE_THREAD = {
+ONE_THREAD = {
     name: (verb, options)
     for names, verb, options in table(r"""
 bowtie2 bowtie hisat2 @ @ -p|--threads
@@ -92,12 +92,12 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
     if tasks - {None, "1"} or _USES_CPUS.search(body) or any(c.ends == "&" for c in script.commands):
         return
     others = {command.name for command in script.commands if not _IS_LIGHT.fullmatch(command.name)}
-    if not others <= {name.lower() for name in _ONE_THREAD}:
+    if not others <= {name.lower() for name in ONE_THREAD}:
         return
     for command in script.commands:
         names = [word.rpartition("/")[2] for word in command.argv[:12]]
-        found = next((i for i, name in enumerate(names) if name in _ONE_THREAD), -1)
-        verb, options = _ONE_THREAD.get(names[found], ("", "")) if found >= 0 else ("", "")
+        found = next((i for i, name in enumerate(names) if name in ONE_THREAD), -1)
+        verb, options = ONE_THREAD.get(names[found], ("", "")) if found >= 0 else ("", "")
         own = command.argv[found + 1 :]
         if not options or not re.fullmatch(verb, own[0] if own and verb else "") or len(own) < 2:
             continue

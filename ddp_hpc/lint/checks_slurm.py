@@ -7,11 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
-    ONE_PROCESS,
-    Start,
     ranks_per_node,
-    reaches_other_nodes,
-    starts,
     trains_with_torch,
 )
 from ddp_hpc.lint.parse_script import Command
@@ -65,11 +61,6 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, "omit it, or use --gpu-bind=none")
 
 
-def _many_tasks(subject: Subject) -> bool:
-    tasks = (subject.ranks_per_node, whole_number(subject.script.value("--ntasks")))
-    return any(count is not None and count > 1 for count in tasks)
-
-
 def _shares_nodes(subject: Subject) -> bool:
     """Returns whether several tasks run on the same node."""
     if subject.ranks_per_node is not None:
@@ -92,7 +83,7 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     # Without a version, only scripts are judged with several tasks that use threads. Many sites bind each of
     # them to its CPUs, but a single task has those of the whole step.
     has_threads = any(name in _THREADS and _OF_TASK.fullmatch(value) for _, name, value in script.assignments)
-    if not version and not (has_threads and _many_tasks(subject)):
+    if not version and not (has_threads and subject.has_many_tasks):
         return
     requested = script.value("--cpus-per-task")
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
@@ -183,59 +174,6 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "give srun --nodes or --ntasks, too")
 
 
-@check("SLURM012", "warning", "several tasks, but no launcher")
-def _python_without_srun(subject: Subject) -> Iterator[Problem]:
-    if not _many_tasks(subject) or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
-        return  # RANK013 reports jobs with several nodes
-    has_one_node = _has_one_node(subject)
-    # On one node, a single process can use the CPUs of all tasks. One task per GPU suggests ranks.
-    if has_one_node and not _has_task_per_gpu(subject):
-        return
-    pythons = [start for start in starts(subject) if _is_python_program(start)]
-    if not pythons or _run_together(subject, pythons):
-        return
-    if has_one_node and any(ONE_PROCESS.search(start.command.text) for start in starts(subject)):
-        return
-    if has_one_node:
-        what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"
-        remedy = "put srun in front of python, or request one task if one process uses all GPUs"
-    else:
-        what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
-        remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
-    # With MPI, it may start the ranks itself.
-    loads_mpi = any(re.match(r"(?:module|ml)\s.*mpi", command.text) for command in subject.script.commands)
-    yield Problem(pythons[0].command.line, what, remedy, "note" if has_one_node or loads_mpi else None)
-
-
-def _is_python_program(start: Start) -> bool:
-    is_program = any(word.endswith(".py") for word in start.words[1:10])
-    return start.program == "python" and is_program and not start.is_torchrun
-
-
-def _run_together(subject: Subject, pythons: list[Start]) -> bool:
-    is_repeated = len(pythons) > 1 or any(c.words[0] in ("for", "while") for c in subject.script.commands)
-    return is_repeated and any(start.command.ends == "&" for start in pythons)
-
-
-def _has_one_node(subject: Subject) -> bool:
-    script = subject.script
-    hosts = script.value("--nodelist") or ","
-    is_one_host = "," not in hosts and "[" not in hosts
-    # The partitions core and devcore of UPPMAX give cores of one node.
-    is_range = script.value("--nodes") == "1-1" or script.value("--partition") in ("core", "devcore")
-    is_range |= script.value("--mincpus") == script.value("--ntasks")
-    # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
-    tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))
-    is_range |= bool(tasks and per_node and tasks <= per_node)
-    is_range |= subject.total_gpus == 1  # each node of a job needs one of its GPUs (gres_ctld.c)
-    return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
-
-
-def _has_task_per_gpu(subject: Subject) -> bool:
-    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
-    return (tasks or 0) > 1 and tasks == subject.gpus_per_node
-
-
 @check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")
 def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks = whole_number(subject.script.value("--ntasks"))
@@ -252,7 +190,7 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
 def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
-    if not (_many_tasks(subject) and trains_with_torch(subject)):
+    if not (subject.has_many_tasks and trains_with_torch(subject)):
         return
     for command in subject.script.launches("srun"):
         bare = any(re.fullmatch(r"-[a-zA-Z]*K[01]?", word) for word in command.own_words)

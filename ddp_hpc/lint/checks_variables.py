@@ -109,13 +109,13 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             yield Problem(read[name], what, f"use {instead}", severity)
     yield from _unset_numbers_of_ranks(subject, read)
     of_launchers = " ".join(command.text for command in script.launches())
-    for name, option in reader.variables_of_options.items():
-        if name not in read or script.value(option) is not None or option in of_launchers:
+    for name, options in reader.variables_of_options.items():
+        if name not in read or any(script.value(o) is not None or o in of_launchers for o in options):
             continue
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
         if lines:
-            what = f"{name} is empty, because it is set only with {option}"
-            remedy = f"add {scheduler.prefix} {option}=NUMBER"
+            what = f"{name} is empty, because it is set only with {' or '.join(options[:2])}"
+            remedy = f"add {scheduler.prefix} {options[0]}=NUMBER"
             yield Problem(lines[0], what, remedy, None if _needs_value(script, name) else "note")
 
 
@@ -125,8 +125,11 @@ def _needs_value(script: Script, name: str) -> bool:
     A script that requests nothing may get its options on the command line.
     """
     is_value = rf"(?m)^(?![ \t]*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
-    requests = any(_REQUESTS.match(d.flag) for d in script.read())
-    return requests and bool(re.search(is_value, script.text))
+    is_number_of_tasks = name in ("SLURM_NTASKS", "SLURM_NPROCS")
+    requests = (
+        script.value("--nodes") if is_number_of_tasks else any(_REQUESTS.match(d.flag) for d in script.read())
+    )
+    return bool(requests and re.search(is_value, script.text))
 
 
 def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:

@@ -32,6 +32,7 @@ from ddp_hpc.lint import (
     checks_slurm,
     checks_start_options,
     checks_syntax,
+    checks_unused_nodes,
     checks_variables,
 )
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
@@ -61,6 +62,7 @@ _MODULES = (
     checks_slurm,
     checks_job_steps,
     checks_launch,
+    checks_unused_nodes,
     checks_launched_program,
     checks_rendezvous,
     checks_variables,

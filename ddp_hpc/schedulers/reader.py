@@ -69,8 +69,8 @@ class ScriptReader:
     """Commands that exist only with this scheduler."""
     variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Variables of similar schedulers, with an option that those do not have, and the variable to use."""
-    variables_of_options: ClassVar[Mapping[str, str]] = {}
-    """Variables that are set only if a job is given an option, with this option."""
+    variables_of_options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Variables that are set only if a job is given one of these options."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -419,6 +419,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB016", False, S + "{% if x %}\n#SBATCH -p {{ x }}\n{% endif %}\n#SBATCH -A {{ y }}\n"),
     ("JOB021", False, S + "#SBATCH --mem=4000\n"),
     ("JOB022", False, S + "cd ${SLURM_SUBMIT_DIR:-$PBS_O_WORKDIRS}\n./x ${SLURM_CPUS_PER_TASK:-1}\n"),
+    ("JOB022", False, S + "#SBATCH --nodes=2 --ntasks-per-node=2\nmpirun -np $SLURM_NTASKS ./a.out\n"),
     ("JOB022", True, S + "DATA_DIR=/data\n./x $DATADIR\n"),
     ("JOB022", False, S + "DATA1=/data\n./x $DATA2\n"),
     ("JOB023", False, S + "module load anaconda3\nconda activate x\n"),
@@ -1350,6 +1351,10 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # A script without requests may get them on the command line, and late directives may be for another job.
     ("JOB022", "note", S + "srun ./a.out -t $SLURM_CPUS_PER_TASK\n"),
     ("JOB022", "warning", S + "#SBATCH --ntasks=2\nsrun ./a.out -t $SLURM_CPUS_PER_TASK\n"),
+    ("JOB022", "warning", S + "#SBATCH --nodes=2\nmpirun -np $SLURM_NTASKS ./a.out\n"),
+    ("RANK013", "note", S + "#SBATCH --nodes=4 -c 16\nSTAR --runThreadN 16 --genomeDir g\n"),
+    ("JOB039", "note", S + "#SBATCH -n 32\nsrun apptainer exec x.sif mpirun ./a.out\n"),
+    ("JOB022", "note", S + "#SBATCH --mem=2G\nmpirun -np $SLURM_NTASKS ./a.out\n"),
     ("JOB004", "note", S + "#SBATCH --nodes=1\nsrun x\n#SBATCH --nodes=2\n"),
     # Lightning does not read the variables.
     ("RANK011", "note", RANKS + "export RANK=0\nsrun python lightning_train.py\n"),

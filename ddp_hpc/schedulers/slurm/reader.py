@@ -47,12 +47,14 @@ class SlurmReader(ScriptReader):
             "TOPOLOGY_ADDR_PATTERN TMPDIR SCRATCH ",
         )
     )
-    variables_of_options: ClassVar[Mapping[str, str]] = {
-        "SLURM_CPUS_PER_TASK": "--cpus-per-task",
-        "SLURM_NTASKS_PER_NODE": "--ntasks-per-node",
-        "SLURM_GPUS_PER_NODE": "--gpus-per-node",
-        "SLURM_GPUS_PER_TASK": "--gpus-per-task",
-        "SLURM_GPUS": "--gpus",
+    variables_of_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "SLURM_CPUS_PER_TASK": ("--cpus-per-task",),
+        "SLURM_NTASKS": ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu"),
+        "SLURM_NPROCS": ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu"),
+        "SLURM_NTASKS_PER_NODE": ("--ntasks-per-node",),
+        "SLURM_GPUS_PER_NODE": ("--gpus-per-node",),
+        "SLURM_GPUS_PER_TASK": ("--gpus-per-task",),
+        "SLURM_GPUS": ("--gpus",),
     }
 
     def version_of(self, site: Site) -> str:

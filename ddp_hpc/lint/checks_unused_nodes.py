@@ -1,0 +1,105 @@
+"""Checks of jobs whose programs run on fewer nodes, or as fewer tasks, than the job requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
+from ddp_hpc.lint.checks_program_limits import ONE_THREAD
+from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, starts
+from ddp_hpc.schedulers.script_options import whole_number
+
+_HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
+_OF_SEVERAL_NODES = re.compile(
+    r"--(?:\w*[-_])?n?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
+    r".*(?:slurm\w*|\bdeepy)\.py$"
+)
+
+
+@check("RANK013", "warning", "only the first node is used")
+def _first_node_only(subject: Subject) -> Iterator[Problem]:
+    nodes = subject.num_nodes or 1
+    if nodes < 2 or reaches_other_nodes(subject) or subject.script.supervised:
+        return
+    # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
+    may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1
+    # Chunks may be on one node.
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    may_spread |= bool(selects) and "scatter" not in subject.script.text
+    may_spread |= _prepares_ranks(subject)
+    for start in starts(subject):
+        # A program with one of these options may start srun itself.
+        of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
+        has_hosts = any(of_several.match(word) for word in start.words[:60])
+        is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
+        is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
+        is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
+        if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
+            what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
+            launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
+            remedy = f"start it with {launcher}, or request one node"
+            yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
+            return
+        if start.program in ONE_THREAD:
+            what = f"the job has {nodes} nodes, but {plain(start.program)} can use only the first one"
+            yield Problem(start.command.line, what, "request one node", "note")
+            return
+
+
+def _prepares_ranks(subject: Subject) -> bool:
+    """Returns whether the script loads MPI, or sets a number of ranks, which a program may start itself."""
+    prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
+    return any(prepares.match(command.text) for command in subject.script.commands)
+
+
+@check("SLURM012", "warning", "several tasks, but no launcher")
+def _python_without_srun(subject: Subject) -> Iterator[Problem]:
+    if not subject.has_many_tasks or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
+        return  # RANK013 reports jobs with several nodes
+    has_one_node = _has_one_node(subject)
+    # On one node, a single process can use the CPUs of all tasks. One task per GPU suggests ranks.
+    if has_one_node and not _has_task_per_gpu(subject):
+        return
+    pythons = [start for start in starts(subject) if _is_python_program(start)]
+    if not pythons or _run_together(subject, pythons):
+        return
+    if has_one_node and any(ONE_PROCESS.search(start.command.text) for start in starts(subject)):
+        return
+    if has_one_node:
+        what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"
+        remedy = "put srun in front of python, or request one task if one process uses all GPUs"
+    else:
+        what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
+        remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
+    severity: Severity | None = "note" if has_one_node or _prepares_ranks(subject) else None
+    yield Problem(pythons[0].command.line, what, remedy, severity)
+
+
+def _is_python_program(start: Start) -> bool:
+    is_program = any(word.endswith(".py") for word in start.words[1:10])
+    return start.program == "python" and is_program and not start.is_torchrun
+
+
+def _run_together(subject: Subject, pythons: list[Start]) -> bool:
+    is_repeated = len(pythons) > 1 or any(c.words[0] in ("for", "while") for c in subject.script.commands)
+    return is_repeated and any(start.command.ends == "&" for start in pythons)
+
+
+def _has_one_node(subject: Subject) -> bool:
+    script = subject.script
+    hosts = script.value("--nodelist") or ","
+    is_one_host = "," not in hosts and "[" not in hosts
+    # The partitions core and devcore of UPPMAX give cores of one node.
+    is_range = script.value("--nodes") == "1-1" or script.value("--partition") in ("core", "devcore")
+    is_range |= script.value("--mincpus") == script.value("--ntasks")
+    # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
+    tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))
+    is_range |= bool(tasks and per_node and tasks <= per_node)
+    is_range |= subject.total_gpus == 1  # each node of a job needs one of its GPUs (gres_ctld.c)
+    return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
+
+
+def _has_task_per_gpu(subject: Subject) -> bool:
+    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
+    return (tasks or 0) > 1 and tasks == subject.gpus_per_node
