@@ -115,7 +115,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
-    given = {d.flag for d in script.read()}
+    given = {_one_of(d.flag) for d in script.read()}
     if indented:
         others = f" and {counted(len(indented) - 1, 'other')} are" if len(indented) > 1 else " is"
         yield Problem(
@@ -141,8 +141,13 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    found = {d.flag.partition(":")[0] for d in reader.read_directives([(1, dash + words)])}
+    found = {_one_of(d.flag.partition(":")[0]) for d in reader.read_directives([(1, dash + words)])}
     return found - reader.repeatable_flags_in(subject.scheduler_version)
+
+
+def _one_of(flag: str) -> str:
+    """Returns the first of several options that exclude each other, for each of them."""
+    return "--mem" if flag in ("--mem-per-cpu", "--mem-per-gpu") else flag
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:

@@ -1310,6 +1310,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB005", "note", P + "# PBS -q long\n"),
     # Probably disabled: another directive sets the option, or letters precede the prefix.
     ("JOB005", "note", S + "#SBATC --qos=normal\n#SBATCH --qos=deadline\n"),
+    ("JOB005", "note", S + "#SBAYCH --mem-per-gpu=39G\n#SBATCH --mem=100G\n"),
     ("JOB005", "note", S + "#sSBATCH --qos=normal\n"),
     ("JOB005", "note", S + "#SBATCH --exclude=n1\n  #SBATCH -x n2\n"),
     ("JOB005", "error", S + "  #SBATCH --exclude=n2\n"),
