@@ -27,20 +27,24 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
 
 
 def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple[Command, ...], int]:
-    """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line; all
-    commands and a larger number than any line if there is none. Such a command begins a line without a blank,
-    is outside of all blocks and parentheses, and depends on no other command.
+    """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line.
+
+    Without such a command, these are all commands, and a larger number than that of any line. Such a command
+    begins a line, with as many blanks as the command before it, is outside of all blocks and parentheses, and
+    depends on no other command.
     """
-    reached, before, edges = [], "\n", _edges_of_parentheses(lines)
+    reached, before, margin, edges = [], "\n", "", _edges_of_parentheses(lines)
     for command, depth in with_depth(commands):
         reached.append(command)
         is_whole = depth == 0 and {before, command.ends} <= {"\n", ";"}
-        is_last = is_whole and _ends_script(command, lines[command.line - 1])
+        line = lines[command.line - 1]
+        is_last = is_whole and _ends_script(command, line.removeprefix(margin))
         # After an exit in a subshell, the script goes on.
         following = bisect(edges, (command.line, True))
         if is_last and not any(closes for _, closes in edges[following : following + 1]):
             return tuple(reached), command.line
         before = command.ends
+        margin = line[: len(line) - len(line.lstrip())] if depth == 0 else ""
     return tuple(reached), sys.maxsize
 
 

@@ -102,7 +102,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             yield Problem(
                 command.line,
-                f"a batch script does not read .bashrc, so the shell function {name} is not defined",
+                f"a batch script does not read .bashrc, so {name} activate fails, and another python runs",
                 _REMEDIES[name],
                 None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
             )
@@ -259,7 +259,7 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         unless = ", unless no password is needed" if is_sudo else ""
         yield Problem(
             command.line,
-            "salloc requests a second allocation, for which the job waits"
+            "salloc requests a second allocation, and its shell ends at once"
             if match[0].strip() == "salloc"
             else f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
             "omit the option for a terminal"
@@ -334,7 +334,7 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")
         if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
-            what = f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails"
+            what = f"] is a part of {shown(command.words[-1])}, so the test fails"
             # Without a value, [ -z ] is true, and with one, the test fails, so it works with a message.
             is_harmless = re.search(r"\[ -z \$\{?\w+\}?\]$", " ".join(command.words))
             yield Problem(command.line, what, "write a blank before ]", "note" if is_harmless else None)

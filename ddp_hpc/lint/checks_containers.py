@@ -38,7 +38,9 @@ def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:
     is_local = re.search(r"fork|localhost|-launcher|-hosts?\b|-H\b|hostfile|machinefile", start.command.text)
     num_starts = (start.num_ranks or 1) if start.is_launched else 1
     if inside and num_starts > 1 and not re.search(r"\s--?np?[ =]1\b", " ".join(start.words)):
-        what = f"{start.command.name} starts {num_starts} containers, and {inside[0]} starts all ranks in each"
+        what = (
+            f"{start.command.name} starts {num_starts} containers, and {inside[0]} starts all ranks in each"
+        )
         yield Problem(line, what, f"omit {inside[0]}")
     elif inside and not start.is_launched and (subject.num_nodes or 1) > 1 and not is_local:
         what = f"{inside[0]} in the container cannot start ranks on the other nodes"

@@ -130,7 +130,9 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name in found:
         key = "the key of " * (" " in name) + plain(name)  # a command such as wandb login, or a variable
         what = f"the script contains {key}, which anyone who can read the script or its repository can use"
-        yield Problem(line, what, "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)")
+        variable = "WANDB_API_KEY" if "wandb" in name else name if " " not in name else "NAME"
+        remedy = f"revoke it, and read a new one from a private file: {variable}=$(cat ~/.secrets/FILE)"
+        yield Problem(line, what, plain(remedy))
 
 
 @check("JOB030", "error", "PATH without the directories of the system")

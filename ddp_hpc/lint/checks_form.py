@@ -83,9 +83,16 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
             "move it to the other directives, above set, module and cd",
-            # They may be kept for another job.
-            "note" if {d.flag for d in late} <= {d.flag for d in script.read()} else None,
+            # They may be kept for another job, and names of logs with variables have no better place.
+            "note"
+            if {d.flag for d in late} <= {d.flag for d in script.read()}
+            or all(map(_is_log_of_variable, late))
+            else None,
         )
+
+
+def _is_log_of_variable(directive: Directive) -> bool:
+    return directive.flag in ("-o", "-e", "--output", "--error") and "$" in directive.value
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:

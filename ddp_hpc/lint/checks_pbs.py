@@ -40,14 +40,6 @@ _OF_CHUNKS = (
 _STARTS_ELSEWHERE = re.compile(
     r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|job_priority=|\bbrainlife/|\bjq\b.*\bconfig\.json)"
 )
-# Lines that bash and csh read differently, or that only one of them knows.
-_DIFFERS_IN_CSH = re.compile(
-    r"""^\s*(?: [A-Za-z_]\w*(?:\[\w+\])?\+?= | \w[\w-]*\s*\(\) | set\s+(?:[-+]|\w+\s*=) | \.\s
-        | source\s(?!.*\.csh\b) | (?:setenv|unsetenv|foreach|switch|endif)\b
-        | (?:export|declare|local|readonly|function|shopt|trap|ulimit|if|for|while|until|case)\b )
-      | \$\( | \[\[ | \s\d> | &> | <<< | <\( | \$@ | \$\? | \$\{\w+[:\#%/+-] | \$\{?cwd\b""",
-    re.VERBOSE,
-)
 # Options with the values that qsub accepts.
 _VALUES = {
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
@@ -62,7 +54,7 @@ _OF_JOBS = frozenset(
 )
 
 
-@check("PBS001", "warning", "no shebang")
+@check("PBS001", "note", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
@@ -71,11 +63,10 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         return  # the file may be none for qsub
     before = script.lines[1 : script.commands[0].line - 1]
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
-    differs = any(_DIFFERS_IN_CSH.search(line) for line in script.lines if not line.lstrip().startswith("#"))
     cause = f"the shebang in line {late} is a comment" if late else "the script has no shebang"
-    what = f"{cause}, so PBS runs the script in your login shell"
+    what = f"{cause}, so PBS runs the script in your login shell, which may not be bash"
     remedy = "move it to line 1" if late else "start the script with #!/bin/bash -l"
-    yield Problem(1, what, remedy, None if late or differs else "note")
+    yield Problem(1, what, remedy)
 
 
 @check("PBS002", "error", "a comment after a directive")

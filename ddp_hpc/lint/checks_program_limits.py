@@ -79,7 +79,9 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
                 what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
                 # A core may have two hardware threads, and Torque may not keep programs on their cores.
                 severity: Severity | None = "note" if threads <= 2 * cpus or of_torque else None
-                yield Problem(line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs", severity)
+                yield Problem(
+                    line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs, or use {cpus}", severity
+                )
     if cpus > 1 and not subject.placeholder_lines and not is_template(subject.script):
         yield from _one_thread(subject, cpus)
 

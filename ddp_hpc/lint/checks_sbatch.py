@@ -65,17 +65,21 @@ def _options(subject: Subject) -> Iterator[Directive]:
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    late = [
+    shebangs = [
         n
-        for n, line in enumerate(script.lines[:5], 1)
+        for n, line in enumerate(script.lines, 1)
         if re.match(r"\W{0,3}#![ \t]*/", line) and not script.is_quoted(n)
     ]
+    late = [n for n in shebangs if n <= 5]
     if not script.lines[0].startswith("#!"):
         what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
         remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"
         if late[:1] == [1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
-        yield Problem(1, f"{what} the script, so sbatch rejects it", remedy)
+        # Notes have examples with several of them, or with directives below other lines.
+        is_note = len(shebangs) > 1 or not script.read()
+        severity: Severity | None = "note" if is_note else None
+        yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")
@@ -202,7 +206,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
             yield Problem(d.line, what, "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT:
-            what = f"blanks around = end the value of {before.flag}, so sbatch rejects {shown(d.value)}"
+            what = f"the blank ends {before.flag}, so it has no value, and sbatch rejects the script"
             yield Problem(d.line, what, f"write {before.flag}={plain(d.value)}")
         elif d.value.startswith("="):
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
@@ -212,6 +216,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 f"{shown(d.value)} does not belong to an option, so sbatch rejects the script",
                 "write - instead of the dash"
                 if d.value[0] in "\u2013\u2014"
+                else f"write --{plain(d.value[2:])}"
+                if d.value.startswith("__")
                 else "remove it, quote a value that contains blanks, or put # in front of a comment",
             )
 
@@ -227,7 +233,7 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):
             what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
-            remedy = "use the types of sbatch(1) without blanks, such as END,FAIL,TIME_LIMIT"
+            remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
             yield Problem(d.line, what, remedy)
 
 
@@ -311,4 +317,6 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     for line, word in bsub or pbs:
         if not word.startswith("-") or word[1:2] not in letters:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
-            yield Problem(line, what, "remove the line, or use sbatch --ignore-pbs")
+            yield Problem(
+                line, what, f"remove the line, or use sbatch --ignore-pbs, which ignores {prefix} lines"
+            )

@@ -30,7 +30,7 @@ _ANY = r"(?!echo|printf)[^'\"#]*"
 _TEXT = r"""
 \$?(?:SBATCH|PBS)\s+- @ the # of this directive is missing @ write # at its beginning
 setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NAME=VALUE
-set\s+<NAME>\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
+set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
 (?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
 export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the blank after = ends the value @ omit it
@@ -58,17 +58,19 @@ horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HO
     @ Slurm has no such type of MPI @ use --mpi=pmix, or a type that srun --mpi=list prints
 (?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+- @ sbatch takes this for the script @ write - before it
 sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ] @ only the last counts @ join both
-ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$ @ this starts a shell that ends @ append a command
+ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
+    @ the lines below run here, not on this host @ write what shall run there after the host
 [^'"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
 rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1 @ * is quoted here @ put it outside
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
-[^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$] @ the errors do not go to this file @ write > FILE 2>&1
+[^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]
+    @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after it
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write "
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ here, > writes to a file @ write -gt or -ge
-(?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write $HOME
+(?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..."
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
     @ PATH contains the directories of programs, and the former value is lost
     @ write the variable's own name at the end @ note
@@ -150,7 +152,9 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
 # With these, another shell or program may expand the ~ of a value, or the name in it.
-_EXPANDS_LATER = re.compile(r"\b(?:eval|ssh|rsync|scp)\b|sbatch <\(|expanduser|\$\{!|declare -n")
+_EXPANDS_LATER = re.compile(
+    r"\b(?:eval|ssh|rsync|scp|matlab|octave|Rscript)\b|sbatch <\(|expanduser|\$\{!|declare -n"
+)
 _EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\bawk\b|--wrap")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
 _ENDLESS = re.compile(
@@ -211,7 +215,9 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         name, read = (match.groupdict().get(group) for group in ("name", "read"))
         sets = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL.*csh"
         # In arithmetic, such as the index of an array, bash takes a name for the value of its variable.
-        is_read = not read or re.search(rf"(?<!\[)\$\{{?{read}\b(?![^\n]*\)\))", script.text)
+        is_read = not read or re.search(
+            rf"(?m)^(?![ \t]*#).*(?<!\[)\$\{{?{read}\b(?![^\n]*\)\))", script.text
+        )
         if is_read and not re.search(sets, script.text):
             yield row
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ranks_per_node,
@@ -149,13 +150,17 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     lines = [d.line for d in script.read() if d.flag == "--requeue"]
     lines += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
     logs = {script.value("--output") or "", script.value("--error") or ""} - {"/dev/null", "none"}
+    # Without --signal, a trap that requeues the job waits for a signal that only the user sends.
+    is_trap = not any(d.flag in ("--requeue", "--signal") for d in script.read()) and "trap" in script.text
     if lines and logs and script.value("--open-mode") != "append":
         yield Problem(
             lines[0],
-            "a requeued job overwrites its log",
+            "a requeued job overwrites its log, and what it had written before is lost",
             "add #SBATCH --open-mode=append",
             # On another node, the log has another name, and that of a server is of no use later.
-            "note" if is_short or "jupyter" in script.text or re.search(r"%\d*N", "".join(logs)) else None,
+            "note"
+            if is_short or is_trap or "jupyter" in script.text or re.search(r"%\d*N", "".join(logs))
+            else None,
         )
 
 
@@ -182,7 +187,8 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     requested = whole_number(subject.script.value("--nodes"))
     if tasks and requested and tasks < requested:
         what = f"--ntasks={tasks} reduces --nodes={requested} to {tasks}, as each node needs a task"
-        yield Problem(subject.line_of("--ntasks"), what, f"request at least {requested} tasks")
+        remedy = f"request {counted(tasks, 'node')}, or at least {requested} tasks"
+        yield Problem(subject.line_of("--ntasks"), what, remedy)
     elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
         what = f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum"
         yield Problem(subject.line_of("--ntasks"), what, "omit one of them")

@@ -25,13 +25,20 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             match = _PLACEHOLDER_IN_COMMAND.search(text)
             if match and ("'" in match[0] if "EOF" in message else number == line):
                 what = f"{shown(match[0])} is a placeholder"
-                yield Problem(number, what, "replace it with a value, or render the template")
+                yield Problem(number, what, "replace it with a value")
                 return
         if (document := open_document(message, script.text)) and (document.almost or document.is_harmless):
             yield _not_closed(document)
             return
+        if "".join(script.lines[line - 1 : line]).startswith(("<<<<<<<", "=======", ">>>>>>>")):
+            yield Problem(line, "this is a conflict marker of git merge", "resolve the conflict")
+            return
         what = f"bash -n reports: {plain(message)}"
-        yield Problem(line, what, "correct the syntax, such as an unclosed quote or block")
+        yield Problem(
+            line,
+            what,
+            "correct the syntax: a quote or block may be open, or the end of a block may be too much",
+        )
 
 
 def _not_closed(document: OpenDocument) -> Problem:

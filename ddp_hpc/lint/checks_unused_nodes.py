@@ -38,7 +38,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
             launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
-            remedy = f"start it with {launcher}, or request one node"
+            remedy = f"request one node, or start a program for several nodes with {launcher}"
             yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
             return
         if start.program in ONE_THREAD:
@@ -68,10 +68,10 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
         return
     if has_one_node:
         what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"
-        remedy = "put srun in front of python, or request one task if one process uses all GPUs"
+        remedy = "request one task, or put srun in front of a program that uses MPI or torch.distributed"
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
-        remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
+        remedy = "request one task with --cpus-per-task, or put srun in front of a program that uses MPI"
     severity: Severity | None = "note" if has_one_node or _prepares_ranks(subject) else None
     yield Problem(pythons[0].command.line, what, remedy, severity)
 

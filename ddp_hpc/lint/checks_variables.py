@@ -95,7 +95,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             # Another branch may be for this scheduler.
             is_sure = name != "JOB_NAME" and not script.lines[line - 1][:1].isspace()
             severity: Severity | None = None if is_sure else "note"
-            yield Problem(line, what, f"use a variable of {scheduler.title}", severity)
+            own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
+            yield Problem(line, what, f"use {own or f'a variable of {scheduler.title}'}", severity)
             break
         elif name in unknown and name.startswith("SLURM_"):
             what = f"Slurm does not set {plain(name)}"
@@ -198,6 +199,8 @@ def _read_variables(subject: Subject) -> dict[str, int]:
         of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
         if command.name.startswith("mpi"):  # it sets these for its ranks
             of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]
+        # Without a list, scontrol takes that of the job.
+        text = re.sub(r"scontrol show hostnames?\s+\S+", "", text)
         for name in (*_expanded(expanded_in_shell(text)), *of_tasks):
             read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):
@@ -282,7 +285,9 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             what = f"{name} is set, but programs do not get it, as it is not exported"
-            yield Problem(line, what, f"write export {name}=", "note" if name.startswith("MASTER_") else None)
+            yield Problem(
+                line, what, f"write export {name}=VALUE", "note" if name.startswith("MASTER_") else None
+            )
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)
 

@@ -126,26 +126,26 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
-    elif _begins_late(subject.script):
+    elif _contains_others(subject.script):
         directives = {1, *(d.line for d in subject.script.read())}
-        findings = [one if one.line in directives else _no_warning(one) for one in findings]
+        findings = [one if one.line in directives else replace(one, severity="note") for one in findings]
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 
-def _begins_late(script: Script) -> bool:
-    """Returns whether other lines come before the shebang: notes, or what is run before, in another shell."""
+def _contains_others(script: Script) -> bool:
+    """Returns whether a file contains other lines than one script.
+
+    Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
+    several shebangs.
+    """
     first, *others = script.lines
     # In a here-document, it is that of another script.
-    is_late = "#!" in first or any(
-        re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
+    num_later = sum(
+        bool(re.match(r"#![ \t]*/", line)) and not script.is_quoted(number)
         for number, line in enumerate(others, start=2)
     )
-    return not first.startswith("#!") and is_late
-
-
-def _no_warning(found: LintFinding) -> LintFinding:
-    return replace(found, severity="note") if found.severity == "warning" else found
+    return num_later > 1 if first.startswith("#!") else "#!" in first or num_later > 0
 
 
 def _in_template(

@@ -19,15 +19,15 @@ from ddp_hpc.lint.placeholders import (
 
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
 _NAMED = re.compile(
-    r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$"
-    r"|(?<![a-z])(?:templates?|tmpl|skeleton)(?![a-z])|[a-z]Template(?![a-z])",
+    r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
+    r"|(?:templates?|(?<![a-z])(?:tmpl|skeleton|header))(?![a-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
 )
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
-    r"(?<!\$)\{\{[-=]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
+    r"(?<!\$)\{\{[-=:]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
     r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
     r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
@@ -37,7 +37,8 @@ _OF_PROGRAMS = re.compile(
 _OF_EITHER = re.compile(
     r"(?<![$\w{])\{(?:[A-Za-z_][\w.]*(?:\[\w+\]|:\w+)?|\d)\} | (?<=[=\s:])%[sd](?!\w)"
     r" | (?<!\w)__[A-Za-z]\w*__(?!\w) | (?<!\w)_[A-Z][A-Z_]*_(?!\w)"
-    r" | %[A-Z][A-Z_]+% | \[\[\w+\]\] | (?<=[=\s])(?:%[a-z]\w{2,}|@[A-Z]\w+)(?![\w%@.]) | \w+_PLACEHOLDER\b",
+    r" | %[A-Z][A-Z_]+% | \[\[\w+\]\] | (?<=\w)<[A-Z][A-Z0-9_]*>"
+    r" | (?<=[=\s])(?:%[a-z]\w{2,}|@[A-Z]\w+)(?![\w%@.]) | \w+_PLACEHOLDER\b",
     re.VERBOSE,
 )
 _ALONE = re.compile(r"\s*<[A-Z][A-Z0-9_]*>\s*")
@@ -116,7 +117,7 @@ def _is_for_users(placeholder: str) -> bool:
 
 def _in_template(text: str) -> str:
     """Returns the first placeholder of a directive in a template; empty if there is none."""
-    match = _IN_TEMPLATES.search(text)
+    match = _IN_TEMPLATES.search(text) or _OF_EITHER.search(text)
     return find_placeholder(text, is_path=True) or (match[0] if match else "")
 
 

@@ -77,7 +77,10 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_DIRECTORY), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"cut": cut, "lines": _lines, "shortened": partial(shortened, limit=MAX_NAME)}
+    environment.filters |= {
+        "beginning": lambda sentence: re.split(r"[:.,](?:\s|$)", sentence, maxsplit=1)[0],
+        "cut": cut, "lines": _lines, "shortened": partial(shortened, limit=MAX_NAME),
+    }  # fmt: skip
     environment.globals["hints"] = HINTS
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment

@@ -241,27 +241,6 @@ def test_a_script_beyond_the_size_limit_is_truncated_at_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("commands", "severity"),
-    [
-        ("cd $PBS_O_WORKDIR\nmodule load matlab\nexec matlab < a.m\n", "note"),
-        ("ls inputs/* | parallel -j4 ./a.out\n", "note"),
-        ("cd ${cwd}\n./a.out\n", "warning"),
-        ("export A=1\n./a.out\n", "warning"),
-        ("A=1\n./a.out\n", "warning"),
-        ("if [ -f a ]; then ./a.out; fi\n", "warning"),
-        ("./a.out 2>&1\n", "warning"),
-        ('./a.out "$@"\n', "warning"),
-        ("source env.sh\n./a.out\n", "warning"),
-        ("setenv A 1\n./a.out\n", "warning"),
-        ("#!/bin/bash\n./a.out\n", "warning"),
-    ],
-)
-def test_a_script_without_a_shebang_matters_if_csh_reads_it_differently(commands: str, severity: str) -> None:
-    text = f"#PBS -l walltime=01:00:00\n{commands}"
-    assert [one.severity for one in lint_script(text) if one.check == "PBS001"] == [severity]
-
-
-@pytest.mark.parametrize(
     ("command", "program", "is_reported"),
     [
         ("python train.py", "import torch\n", True),

@@ -68,7 +68,7 @@ def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str,
 @pytest.mark.parametrize(
     "command",
     [
-        "set STEPS = 3",
+        "set STEPS = 3\n./simulate $STEPS",
         "sbatch '-p gpu' --gpus=1 segment.sh",
         "source ~/.login.csh",
         "export STEPS= 3",
