@@ -76,9 +76,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"
         if late[:1] == [1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
-        # Notes have examples with several of them, or with directives below other lines.
-        is_note = len(shebangs) > 1 or not script.read()
-        severity: Severity | None = "note" if is_note else None
+        # Several of them are in notes with examples.
+        severity: Severity | None = "note" if len(shebangs) > 1 else None
         yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
 
 

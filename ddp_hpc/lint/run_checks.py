@@ -35,7 +35,7 @@ from ddp_hpc.lint import (
     checks_unused_nodes,
     checks_variables,
 )
-from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
+from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Severity, Subject
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.lint.template_files import Template
@@ -126,15 +126,18 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
-    elif _contains_others(subject.script):
+    elif weaker := _may_be_notes(subject.script):
         directives = {1, *(d.line for d in subject.script.read())}
-        findings = [one if one.line in directives else replace(one, severity="note") for one in findings]
+        findings = [
+            replace(one, severity="note") if one.severity in weaker and one.line not in directives else one
+            for one in findings
+        ]
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 
-def _contains_others(script: Script) -> bool:
-    """Returns whether a file contains other lines than one script.
+def _may_be_notes(script: Script) -> tuple[Severity, ...]:
+    """Returns the severities of findings on commands that may be none of a job.
 
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
     several shebangs.
@@ -145,7 +148,9 @@ def _contains_others(script: Script) -> bool:
         bool(re.match(r"#![ \t]*/", line)) and not script.is_quoted(number)
         for number, line in enumerate(others, start=2)
     )
-    return num_later > 1 if first.startswith("#!") else "#!" in first or num_later > 0
+    if num_later > 1:
+        return ("error", "warning")
+    return ("warning",) if not first.startswith("#!") and ("#!" in first or num_later) else ()
 
 
 def _in_template(
