@@ -70,7 +70,7 @@ for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ here, > writes to a file @ write -gt or -ge
-(?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..."
+(?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
     @ PATH contains the directories of programs, and the former value is lost
     @ write the variable's own name at the end @ note
