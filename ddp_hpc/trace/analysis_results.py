@@ -264,6 +264,8 @@ class RankTrace:
     """What the host does while the device waits for a launch that has not begun."""
     gaps: tuple[Gap, ...] = ()
     """The longest ones."""
+    startup: tuple[HostTime, ...] = ()
+    """What the host does before the first step."""
     blocking_calls: tuple[HostTime, ...] = ()
     """The calls in which the host waits for the device or the driver."""
     path_links: PathLinks | None = None

@@ -63,7 +63,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     tree = call_tree(recording.host, recording.launches, steps)
     functions = own_functions(recording)
     python = visible_functions(functions)
-    waits, gaps = host_waits(recording, steps, tree, python)
+    waits, gaps, startup = host_waits(recording, steps, tree, python)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
@@ -92,6 +92,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         **summarize(recording, steps),
         host_waits=waits,
         gaps=gaps,
+        startup=startup,
         blocking_calls=blocking_calls(recording, steps, tree) if steps.numbers else (),
         clock_ns=clock_ns,
         named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, python, most_named)),

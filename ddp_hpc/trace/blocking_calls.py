@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import AFTER, BEFORE, NO_CALL, HostTime
-from ddp_hpc.trace.device_activity import Gaps
-from ddp_hpc.trace.event_names import STEP, can_block
+from ddp_hpc.trace.device_activity import Gaps, may_block
+from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, index_at, spent, union
 from ddp_hpc.trace.named_events import CallTree
@@ -23,21 +23,12 @@ _LEAST_NS, _LEAST = 1_000_000, 0.01
 def blocking_calls(recording: Recording, steps: Steps, tree: CallTree) -> tuple[HostTime, ...]:
     """Returns the waits of the host by call, place and reason, those with the longest time first.
 
-    These are calls that synchronize, allocate or free memory, copies from or to memory that is not pinned,
-    other copies whose call ends after the copy, and long times in which no thread that launches kernels calls
-    anything.
+    These are calls that `may_block`, and long times in which no thread that launches kernels calls anything.
     """
     calls, device = recording.launches, steps.device
-    chosen, copies = calls.where(lambda _, name: can_block(name)), np.full(len(calls), -1)
-    still: tuple[list[int], Intervals] = [], NO_INTERVALS
+    chosen = may_block(calls, recording.device, device.launches if device else None)
+    copies, still = np.full(len(calls), -1), (list[int](), NO_INTERVALS)
     if device:
-        call = device.launches.call
-        is_copy = (call >= 0) & recording.device.where(lambda category, _: category == "gpu_memcpy")
-        blocks = recording.device.where(
-            lambda _, name: "Pageable" in name
-        )  # CUDA: API synchronization behavior
-        blocks |= np.append(calls.ends, 0)[call] >= recording.device.ends
-        chosen[call[is_copy & blocks]] = True
         copies, still = _copies(recording, device, tree), _without_calls(recording, steps, device)
     # Until the device has finished the last step, or the last operator if no steps are marked.
     last = steps.on_host[1] if steps.separator else recording.host.ends

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_names import can_block
 from ddp_hpc.trace.intervals import Intervals, Longs, union
 
 UNKNOWN = -1
@@ -38,6 +39,21 @@ class Launches:
     def is_known(self) -> npt.NDArray[np.bool_]:
         """Whether the call was recorded, for each event."""
         return np.not_equal(self.call, UNKNOWN)
+
+
+def may_block(calls: Events, device: Events, launches: Launches | None) -> npt.NDArray[np.bool_]:
+    """Returns whether each call of the runtime can wait for the device: calls that synchronize, allocate or
+    free memory, copies from or to memory that is not pinned, and copies whose call ends after the copy.
+    """
+    found = calls.where(lambda _, name: can_block(name))
+    if launches:
+        call = launches.call
+        is_copy = (call >= 0) & device.where(lambda category, _: category == "gpu_memcpy")
+        # CUDA: API synchronization behavior
+        blocks = device.where(lambda _, name: "Pageable" in name)
+        blocks |= np.append(calls.ends, 0)[call] >= device.ends
+        found[call[is_copy & blocks]] = True
+    return found
 
 
 def find_launches(device: Events, calls: Events) -> Launches:

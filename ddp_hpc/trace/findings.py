@@ -23,6 +23,7 @@ from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
 from ddp_hpc.trace.trace_files import first_of
 from ddp_hpc.trace.wait_findings import (
     ahead_of_device,
+    before_steps,
     cut_starts,
     idle_device,
     waits_of_host,
@@ -66,7 +67,7 @@ def findings(capture: Capture) -> list[str]:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
     sentences += [gains(capture, wall_s), *waits_of_host(capture), *cut_starts(capture, wall_s)]
     sentences += [*idle_device(capture, wall_s), *ahead_of_device(capture, wall_s)]
-    return [*sentences, *_communication(capture), *avoidable(capture)]
+    return [*sentences, *_communication(capture), *avoidable(capture), *before_steps(capture, wall_s)]
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:

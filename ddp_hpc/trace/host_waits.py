@@ -24,11 +24,13 @@ _WHOLE = ("data", "optimizer", "snapshot")
 
 def host_waits(
     recording: Recording, steps: Steps, tree: CallTree, functions: Events
-) -> tuple[tuple[HostTime, ...], tuple[Gap, ...]]:
-    """Returns what the host does in all waits for late launches, the longest first, and the longest gaps."""
+) -> tuple[tuple[HostTime, ...], tuple[Gap, ...], tuple[HostTime, ...]]:
+    """Returns what the host does in all waits for late launches, the longest first, the longest gaps, and
+    what the host does before the first step.
+    """
     device = steps.device
     if device is None:
-        return (), ()
+        return (), (), ()
     host, gaps = _Host(recording, steps, tree, functions), device.gaps
     windows = (steps.starts, steps.ends)
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -49,7 +51,7 @@ def host_waits(
         HostTime(*what, counts[what], times[what] * 1e-9)
         for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
     ]
-    return tuple(found), _longest(recording.device, steps, device.gaps, host)
+    return tuple(found), _longest(recording.device, steps, device.gaps, host), host.before_steps(steps)
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:
@@ -140,6 +142,16 @@ class _Host:
             left_ns -= time_ns
         found["", ""] = found["", ""][0] + left_ns, found["", ""][1]
         return found
+
+    def before_steps(self, steps: Steps) -> tuple[HostTime, ...]:
+        """Returns what the main thread does before the first step, the longest first."""
+        begun = self._begun[self._thread == self._main]
+        if not steps.separator or not len(begun):
+            return ()
+        before = begun.min(keepdims=True), steps.on_host[0][:1]
+        times = self.during(before, self._main) if before[0] < before[1] else {}
+        ordered = sorted(times.items(), key=lambda item: -item[1][0])
+        return tuple(HostTime(*what, num_calls, time_ns * 1e-9) for what, (time_ns, num_calls) in ordered)
 
     def _python(self, idle: Intervals) -> Iterator[tuple[str, int, int]]:
         """Yields names, times and numbers of functions of the main thread, without those inside them."""

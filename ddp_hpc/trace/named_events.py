@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.base.units import format_bytes
+from ddp_hpc.trace.device_activity import may_block
 from ddp_hpc.trace.event_columns import Events, Numbers
-from ddp_hpc.trace.event_names import STEP, annotated_kind, can_block
+from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents, spent, union
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
@@ -32,6 +33,7 @@ from ddp_hpc.trace.step_times import Steps
 _FILLED = 0.9
 """A Python function that spends this fraction of its time in a single other one is not shown."""
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
+_MOST_SAMPLES = 15
 _FEWER_FUNCTIONS = 20
 """The ratio of the numbers of operators and of Python functions that are shown, which enclose each other."""
 
@@ -122,9 +124,6 @@ def kernels(
     launchers = [operators[operator[one]] for one in firsts]
     names = [device.names[device.name[one]][1] for one in firsts]
     kinds = _kinds([*zip(names, launchers, strict=True)])
-    same: Numbers[tuple[str, str]] = Numbers()
-    key = np.array([same[pair] for pair in zip(names, kinds, strict=True)], np.int64)
-    medians = _medians(durations, key[index])
     launched_by = _graph_launches(recording, steps, chosen)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
@@ -132,11 +131,13 @@ def kernels(
         name, launcher, kind = names[at], launchers[at], kinds[at]
         occupancy = None if np.isnan(means[at]) else float(means[at])
         is_kernel = has_cores and not is_copy[own[0]]
-        shortest, longest = own[np.argmin(durations[own])], own[np.argmax(durations[own])]
+        longest, ordered = own[np.argmax(durations[own])], np.sort(durations[own])
+        num = min(len(own), _MOST_SAMPLES)
+        samples = ordered[(2 * np.arange(num) + 1) * len(own) // (2 * num)]
         found.append(Kernel(
             name, launcher, kind, int(calls[at]), float(totals[at]),
-            float(durations[shortest]), float(medians[key[at]]),
-            float(durations[longest]), steps.place(int(device.starts[longest])), launched_by[own[0]],
+            float(ordered[0]), tuple(samples.tolist()),
+            float(ordered[-1]), steps.place(int(device.starts[longest])), launched_by[own[0]],
             streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
             recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
             uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
@@ -169,12 +170,6 @@ def _streams(device: Events) -> list[str]:
         (process, f"stream {one}" if isinstance(one, int) else str(one)) for process, one in device.threads
     ]
     return [f"device {process} {stream}" if has_devices else stream for process, stream in names]
-
-
-def _medians(durations: Any, key: Longs) -> Any:
-    """Returns the median duration for each key; of two in the middle, the shorter one."""
-    num = np.bincount(key)
-    return durations[np.lexsort((durations, key))][np.cumsum(num) - num + (num - 1) // 2]
 
 
 def _means(values: Any, weights: Any, index: Any) -> Any:
@@ -219,21 +214,21 @@ def named_events(
             events.append(NamedEvent(PYTHON, name, start_s, dur_s))
     for at, (category, name), start_s, dur_s in _rows(host, chosen, recording.zero_s):
         kind, shapes = OPERATOR if category == "cpu_op" else ANNOTATION, host.fields["shapes"][at]
-        inputs = f"inputs: {recording.shapes[shapes]}" if shapes else ""
-        events.append(NamedEvent(kind, name, start_s, dur_s, details=inputs))
+        events.append(NamedEvent(kind, name, start_s, dur_s, details=_inputs(recording, shapes)))
     outer = np.flatnonzero(~tree.is_nested)
     chosen = outer[_choose(calls.durations[outer], is_launch[outer], most)]
+    blocks = may_block(calls, device, steps.device.launches if steps.device else None)
     for at, (_, name), start_s, dur_s in _rows(calls, chosen, recording.zero_s):
-        kind = BLOCKING if can_block(name) else CALL
+        kind = BLOCKING if blocks[at] else CALL
         events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(int(tree.caller[at]), host)))
     rows = [*_rows(device, kernels, recording.zero_s)]
     operators, launchers = [*(name for _, name in host.names), ""], np.append(host.name, len(host.names))
     kinds = _kinds([(name, operators[launchers[tree.launcher[at]]]) for at, (_, name), *_ in rows])
     for (at, (_, name), start_s, dur_s), kind, moment_s in zip(rows, kinds, launched_s, strict=True):
         caller = int(tree.launcher[at])
-        details = _details(
-            recording.configs[device.fields["config"][at]], float(device.fields["occupancy"][at])
-        )
+        config, occupancy = recording.configs[device.fields["config"][at]], device.fields["occupancy"][at]
+        inputs = _inputs(recording, host.fields["shapes"][caller]) if caller >= 0 else ""
+        details = ", ".join(filter(None, (inputs, _details(config, float(occupancy)))))
         path = tree.path(caller, host)
         events.append(NamedEvent(kind, name, start_s, dur_s, path, float(moment_s), details))
     return tuple(events)
@@ -275,6 +270,10 @@ def _rows(
 def _choose(durations: Longs, is_preferred: npt.NDArray[np.bool_], most: int) -> Longs:
     """Returns the indices of at most `most` events: the preferred ones, and then the longest ones."""
     return np.sort(np.lexsort((durations, is_preferred))[-most:])
+
+
+def _inputs(recording: Recording, shapes: int) -> str:
+    return f"inputs: {recording.shapes[shapes]}" if shapes else ""
 
 
 @lru_cache(10_000)

@@ -96,8 +96,8 @@ class Kernel:
     num_calls: int
     total_s: float
     shortest_s: float = 0.0
-    median_s: float = 0.0
-    """The median duration of all calls of kernels with this name and kind."""
+    samples_s: tuple[float, ...] = ()
+    """Some of the durations, evenly distributed over all of them in ascending order."""
     longest_s: float = 0.0
     longest_at: str = ""
     """The step in which the longest call begins, and when; empty outside of all steps."""

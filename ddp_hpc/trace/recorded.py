@@ -87,7 +87,7 @@ def _use_of_cores(capture: Capture) -> str:
         known += f"; unknown for {times[None] / all_s:.0%}"
     occupancy = weighted(rows, "occupancy")
     estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
-    return f"{known if times[1.0] or times[0.0] else 'unknown'}; occupancy: {estimate}"
+    return f"{known if times[1.0] or times[0.0] else 'unknown'}; their occupancy: {estimate}"
 
 
 def _launches(capture: Capture) -> str:

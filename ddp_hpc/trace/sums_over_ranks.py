@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -56,9 +57,23 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         # What belongs together, such as the longest call and its time, is of one rank.
         rank, largest = max(own, key=lambda one: one[1].get("longest_s", 0.0))
         means["longest_rank"] = rank
+        means["median_s"] = _median([values for _, values in own if values.get("samples_s")])
         means["shortest_s"] = min(values.get("shortest_s", 0.0) for _, values in own)
         rows.append(largest | means | {"num_all": sum(values["num_calls"] for _, values in own)})
     return sorted(rows, key=lambda row: -row[order])
+
+
+def _median(rows: Sequence[Row]) -> float:
+    """Returns the median duration of the calls, from samples."""
+    samples = [(one, row["num_calls"] / len(row["samples_s"])) for row in rows for one in row["samples_s"]]
+    left, middle = sum(row["num_calls"] for row in rows) / 2, list[float]()
+    for sample_s, weight in sorted(samples):
+        left -= weight
+        if left < 1e-6:
+            middle.append(sample_s)
+        if left < -1e-6:
+            break
+    return statistics.fmean(middle or [0.0])
 
 
 def with_others(capture: Capture, rows: list[Row], name: str) -> list[Row]:

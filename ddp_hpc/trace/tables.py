@@ -139,7 +139,7 @@ def host_waits(capture: Capture) -> Table:
     first, calls, idle, *others = sum_columns(capture, column, "ms")
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
     rows = [
-        row | {"call": _host_name(row["name"], row["operator"])}
+        row | {"call": host_name(row["name"], row["operator"])}
         for row in sums(capture, "host_waits", ("name", "operator"), "total_s")
         if row["total_s"] >= LEAST_S
     ]
@@ -148,7 +148,10 @@ def host_waits(capture: Capture) -> Table:
     return Table([first, share, calls, replace(idle, title="device idle ms"), *others], rows)
 
 
-def _host_name(call: str, operator: str) -> str:
+def host_name(call: str, operator: str) -> str:
+    """Returns what the host does, from a call of the runtime and the operator around it, of which each can
+    be empty.
+    """
     return " in ".join(filter(None, (call, operator))) or "Python, or code that was not recorded"
 
 
@@ -161,7 +164,7 @@ def blocking_calls(capture: Capture) -> Table:
             is_once = row["annotation"] in (AFTER, BEFORE)
             num_steps = capture.num_steps if is_once else 1
             whole = {name: row[name] * num_steps for name in _OF_WAITS}
-            rows.append(row | whole | {"call": _host_name(row["name"], row["operator"])})
+            rows.append(row | whole | {"call": host_name(row["name"], row["operator"])})
     rows = with_others(capture, sorted(rows, key=lambda row: -row["total_s"]), "call")
     num = len(capture.ranks) * capture.num_steps
     reason = [Column("reason", "waits for", known(short))] if any(row["reason"] for row in rows) else []
@@ -190,7 +193,7 @@ def gaps(capture: Capture) -> Table:
     for gap, rank in sorted(
         ((gap, trace.rank) for trace in capture.ranks for gap in trace.gaps), key=lambda one: -one[0].dur_s
     ):
-        place = _host_name(gap.call, gap.operator)
+        place = host_name(gap.call, gap.operator)
         known = {"rank": rank, "call": place, "kernel": gap.kernel or "-", "num_gaps": 0, "total_s": 0.0}
         row = rows.setdefault(place, vars(gap) | known)
         row |= {"num_gaps": row["num_gaps"] + 1, "total_s": row["total_s"] + gap.dur_s}

@@ -29,11 +29,19 @@ _FULL_QUEUE = 1000
 """About as many kernels fit into the queue of NVIDIA's devices, before launches wait."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
+_MOST_AT_START, _MUCH_AT_START = 4, 0.05
+"""The most parts of the time before the first step that are named, and the least fraction of it."""
 _SOME, _MANY_KERNELS, _EACH_S, _MOST_NAMED = 0.02, 30, 1e-4, 2
 """The least fraction of a step and the least kernels of an optimizer for advice, the longest wait for each of
 these for which launching is the cause, and the most calls to name."""
 _HAS_FUSED = re.compile(r"#(Adam|AdamW|SGD|Adagrad)\.")  # for CUDA in torch 2.13
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
+_LARGE_COPY = 2**20
+"""The bytes from which on a copy is one of the data, and not of an index or a number."""
+_SMALL_COPY = (
+    "It copies a tensor from the host to the device after all earlier work of the stream: create the tensor "
+    "(such as an index) on the device, or copy it from pinned memory with non_blocking=True."
+)
 _CALLS = (
     (
         _ALLOCATES,
@@ -51,8 +59,13 @@ _CALLS = (
     (
         _ANY,
         "HtoD|HostToDevice",
-        "It copies a tensor from the host to the device after all earlier work of the stream: create the "
-        "tensor (such as an index) on the device, or copy it from pinned memory with non_blocking=True.",
+        _SMALL_COPY,
+    ),
+    (
+        _ANY,
+        "HtoD|HostToDevice",
+        "It copies a batch to the device after all earlier work of the stream: copy it from pinned memory "
+        "(pin_memory=True of the DataLoader) with non_blocking=True.",
     ),
     (_ANY, "", "If the program does not need to wait there, the host can launch more work in this time."),
 )
@@ -80,6 +93,7 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             text
             for words, copy, text in _CALLS
             if re.match(words, first["name"]) and re.search(copy, first["reason"])
+            if text != _SMALL_COPY or _mean_bytes(capture, first["reason"]) < _LARGE_COPY
         )
         reasons = [f"the copy {first['reason']}"] if first["reason"] else []
         if first["comm_s"] >= first["total_s"] / 2:
@@ -98,6 +112,12 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
             f"call{part} in {_place(still[0])}. {_cost(still, capture)}"
         )
+
+
+def _mean_bytes(capture: Capture, copy: str) -> float:
+    """Returns the mean size of the copies with this name; 0 if it is unknown."""
+    kernels = [one for trace in capture.ranks for one in trace.kernels if one.is_copy and copy in one.name]
+    return sum(one.bytes for one in kernels) / max(sum(one.num_calls for one in kernels), 1)
 
 
 def _in_steps(rows: Sequence[Row]) -> list[Row]:
@@ -133,7 +153,7 @@ def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
     fetched data in the meantime.
     """
     named = [
-        f"{trace.rank} ({duration(late_s)})"
+        f"rank {trace.rank} ({duration(late_s)})"
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
         if trace.busy and (late_s := trace.cut_off_s) > 0
         if min(late_s / len(trace.steps), trace.host_s.get("data", 0.0) - mean.data_s) >= _LITTLE * wall_s
@@ -141,8 +161,25 @@ def cut_starts(capture: Capture, wall_s: float) -> Iterator[str]:
     if named:
         first = "first " * (capture.num_steps > 1)
         yield (
-            f"The {first}step is cut off at its start on rank {first_of(named)}: the device still ran "
+            f"The {first}step is cut off at its start on {first_of(named)}: the device still ran "
             "earlier work, so this time and data loading in it are not in the step."
+        )
+
+
+def before_steps(capture: Capture, wall_s: float) -> Iterator[str]:
+    """Describes what the host does before the first step, if it takes longer than a step."""
+    trace = max(capture.ranks, key=lambda trace: sum(one.total_s for one in trace.startup))
+    whole_s = sum(one.total_s for one in trace.startup)
+    if whole_s > wall_s:
+        of_rank = f" of rank {trace.rank}" * (len(capture.ranks) > 1)
+        longest = [
+            f"{duration(one.total_s)} in {tables.host_name(one.name, one.operator)}"
+            for one in trace.startup[:_MOST_AT_START]
+            if one.total_s >= _MUCH_AT_START * whole_s
+        ]
+        yield (
+            f"Before the first step, which counts in no other number here, the host{of_rank} spends "
+            f"{duration(whole_s)}: {', '.join(longest)}."
         )
 
 

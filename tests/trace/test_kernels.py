@@ -551,7 +551,7 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
 def test_nothing_is_said_of_matrix_cores_if_no_name_shows_them(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 400), *launch(0, 10.0, "_matmul_triton", 50, 40)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert dict(details(capture))["Tensor or matrix cores"].startswith("unknown; occupancy: ")
+    assert dict(details(capture))["Tensor or matrix cores"].startswith("unknown; their occupancy: ")
 
 
 def test_calls_inside_other_calls_are_not_shown(tmp_path):

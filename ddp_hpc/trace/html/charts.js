@@ -139,6 +139,7 @@ function drawTimeline(div, figure) {
     }));
   };
   search.addEventListener("input", find);
+  search.addEventListener("keydown", (event) => event.key === "Enter" && go(event.shiftKey ? -1 : 1));
   // Shows the next or the previous bar that was found, in the order of time and from the visible range.
   const go = (by) => {
     if (!matches.length) return;
