@@ -102,7 +102,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             yield Problem(
                 command.line,
-                f"a batch script does not read .bashrc, so {name} activate fails, and another python runs",
+                f"a batch script does not read .bashrc, so {name} activate fails",
                 _REMEDIES[name],
                 None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
             )
@@ -337,7 +337,7 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             what = f"] is a part of {shown(command.words[-1])}, so the test fails"
             # Without a value, [ -z ] is true, and with one, the test fails, so it works with a message.
             is_harmless = re.search(r"\[ -z \$\{?\w+\}?\]$", " ".join(command.words))
-            yield Problem(command.line, what, "write a blank before ]", "note" if is_harmless else None)
+            yield Problem(command.line, what, "write a blank before ]", "note" if is_harmless else "warning")
 
 
 @check("JOB031", "warning", "line 0 of a file for the first task of an array")

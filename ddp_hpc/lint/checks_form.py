@@ -8,10 +8,16 @@ from difflib import get_close_matches
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
-from ddp_hpc.lint.placeholders import has_placeholder, is_template, marked_placeholder, stands_for_number
+from ddp_hpc.lint.placeholders import (
+    has_placeholder,
+    is_template,
+    marked_placeholder,
+    stands_for_number,
+    without_comment,
+)
 from ddp_hpc.lint.template_files import is_submitted_with
 from ddp_hpc.schedulers.registry import MONITORED
 
@@ -25,6 +31,13 @@ _LISTS = frozenset(
     (
         *("--acctg-freq", "--clusters", "--dependency", "--exclude", "--export", "--gres", "--licenses"),
         *("--mail-type", "--nodelist", "--propagate", "--tres-per-task"),
+    )
+)
+# Options without which a job runs in the same way, on the same nodes.
+_ONLY_NAMES = frozenset(
+    (
+        *("--job-name", "--output", "--error", "--open-mode", "--mail-type", "--mail-user", "--comment"),
+        *("-N", "-o", "-e", "-j", "-m", "-M"),
     )
 )
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
@@ -66,11 +79,11 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
-        what = "the line ends in CR LF, which qsub and sbatch reject"
+        what = "lines end in CR LF, which sbatch rejects, and with which bash does not find commands"
         yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT")
 
 
-@check("JOB004", "error", "directive after the first command")
+@check("JOB004", "warning", "directive after the first command")
 def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     own = script.directives_of(script.scheduler)
@@ -141,8 +154,16 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
             or _flags(subject, match.string) & given
         )
         what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
-        remedy = f"write #{near} at the very beginning of the line, or ##{near} to disable it"
-        yield Problem(number, what, remedy, "note" if may_be_disabled else None)
+        is_misspelled = match[3] != near and not match[2]
+        place = "in this spelling" if is_misspelled else "at the very beginning of the line"
+        remedy = f"write #{near} {place}, or ##{near} to disable it"
+        loss = _loss_of(_flags(subject, match.string))
+        yield Problem(number, what, remedy, "note" if may_be_disabled else loss)
+
+
+def _loss_of(flags: set[str]) -> Severity | None:
+    """Returns the severity of losing these options; None if the job gets other resources without them."""
+    return "warning" if flags and flags <= _ONLY_NAMES else None
 
 
 def _flags(subject: Subject, line: str) -> set[str]:
@@ -196,9 +217,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             # A block of directives that all scripts share is often overridden on purpose in these ways.
             is_narrowed = set(value.split(",")) < set(seen[name].split(","))
-            is_refined = (
-                re.fullmatch(r"gpu:\d+", seen[name]) and re.sub(r":[a-z]\w*:", ":", value) == seen[name]
-            )
+            untyped = re.sub(r":[A-Za-z][\w.-]*:", ":", value)
+            is_refined = re.fullmatch(r"gpu:\d+", seen[name]) and untyped == seen[name]
             is_meant = is_narrowed or is_refined or name in ("--array", "--job-name", "-N")
             yield Problem(line, what, _joined(name, seen[name], value), "note" if is_meant else None)
         seen[name] = value
@@ -219,7 +239,7 @@ def _joined(name: str, before: str, value: str) -> str:
         or (counts and (first & second or len(of_gpu) > 1))
         or {"NONE", "NIL"} & {*items, *others}
     ):
-        return "remove one of them"
+        return "remove the one that you do not want"
     return f"write one option with a list: {plain(f'{name}={before},{value}')}"
 
 
@@ -302,7 +322,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         first = min(directives, key=lambda d: d.line)
         others = len({d.line for d in directives}) - 1
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
-        text = first.text.partition(" #")[0].rstrip()
+        text = without_comment(first.text).rstrip()
         flags = {d.flag for d in directives}
         is_replaced = "" not in flags and is_submitted_with(subject.path, flags)
         what = f"{shown(text)} {contain} a placeholder"

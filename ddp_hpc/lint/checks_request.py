@@ -68,7 +68,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             line,
             f"the two fields of walltime {text} are minutes and seconds",
             f"write {text}:00 for hours and minutes, or 00:{text}",
-            None if says_hours or text.partition(":")[0] in _USUAL_HOURS else "note",
+            None if says_hours or text.partition(":")[0] in _USUAL_HOURS[1:] else "note",
         )
 
 

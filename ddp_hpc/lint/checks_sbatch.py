@@ -73,7 +73,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     late = [n for n in shebangs if n <= 5]
     if not script.lines[0].startswith("#!"):
         what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
-        remedy = "make it the beginning of line 1" if late else "start it with #!/bin/bash"
+        remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
         if late[:1] == [1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
         # Several of them are in notes with examples.
@@ -217,7 +217,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 if d.value[0] in "\u2013\u2014"
                 else f"write --{plain(d.value[2:])}"
                 if d.value.startswith("__")
-                else "remove it, quote a value that contains blanks, or put # in front of a comment",
+                else "remove the blank before it, quote a value with blanks, or write # before a comment",
             )
 
 

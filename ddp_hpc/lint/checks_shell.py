@@ -105,7 +105,7 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
 (?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^'"]*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
     @ in single quotes, the backslash stays @ omit it
-<ANY>\s[\u2013\u2014]\w @ this dash is not a hyphen @ write -
+<ANY>\s[\u2013\u2014]\w @ this dash is not a hyphen @ write - or --
 <PYTHON>[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
 <EXEC>- @ the container takes this option for the program @ write it before the image
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:\\]+\s+/ @ a volume is one word @ write SOURCE:PATH

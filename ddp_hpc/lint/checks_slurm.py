@@ -159,7 +159,7 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
             "add #SBATCH --open-mode=append",
             # On another node, the log has another name, and that of a server is of no use later.
             "note"
-            if is_short or is_trap or "jupyter" in script.text or re.search(r"%\d*N", "".join(logs))
+            if is_short or is_trap or not trains_with_torch(subject) or re.search(r"%\d*N", "".join(logs))
             else None,
         )
 

@@ -34,11 +34,9 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, "this is a conflict marker of git merge", "resolve the conflict")
             return
         what = f"bash -n reports: {plain(message)}"
-        yield Problem(
-            line,
-            what,
-            "correct the syntax: a quote or block may be open, or the end of a block may be too much",
-        )
+        # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
+        is_whole = document and script.text.rstrip().rpartition("\n")[2].startswith(document.delimiter)
+        yield Problem(line, what, "correct the syntax", "warning" if is_whole else None)
 
 
 def _not_closed(document: OpenDocument) -> Problem:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.checks_program_limits import ONE_THREAD
 from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, starts
+from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program_files import text_of
 from ddp_hpc.schedulers.script_options import whole_number
 
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
@@ -39,12 +41,20 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
             launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
             remedy = f"request one node, or start a program for several nodes with {launcher}"
-            yield Problem(start.command.line, what, remedy, "note" if may_spread and is_python else None)
+            is_note = is_python and (may_spread or _names_launcher(start))
+            yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return
         if start.program in ONE_THREAD:
             what = f"the job has {nodes} nodes, but {plain(start.program)} can use only the first one"
             yield Problem(start.command.line, what, "request one node", "note")
             return
+
+
+def _names_launcher(start: Start) -> bool:
+    """Returns whether the program, if it is at hand, contains the name of a launcher, which it may start."""
+    directory, program = start.subject.directory, program_of(start.words)
+    found = text_of(directory / program.name) if directory and program and program.kind == "file" else None
+    return bool(re.search(rb"\b(?:mpirun|mpiexec|srun|aprun)\b", found or b""))
 
 
 def _prepares_ranks(subject: Subject) -> bool:

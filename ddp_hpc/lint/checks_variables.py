@@ -176,6 +176,8 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
                 own = [other for line, other, _ in script.assignments if line == command.line]
                 is_unread = not command.argv and not re.search(rf"\$\{{?(?:{'|'.join(own)})\b", script.text)
                 is_text = command.name in ("echo", "printf") or is_unread
+                # For a variable from outside, these are its value.
+                is_text |= not re.search(rf"\$\{{#?{name}\[(?![*@0]\])", command.text)
                 yield Problem(command.line, what, f"set {name}=(...)", "note" if is_text else None)
 
 

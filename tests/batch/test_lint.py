@@ -48,7 +48,7 @@ BAD = [
     ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n#PBS -k doe\n"),
     ("PBS012", 6, CHUNKS + "NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n"),
     ("SLURM008", 3, SLURM + "#SBATCH --signal=SIGUSR1@60\ntrap stop USR1\n"),
-    ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\n"),
+    ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\nsrun torchrun a.py\n"),
     ("SLURM013", 5, SLURM + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH -n 4\n"),
 ]
 
@@ -164,10 +164,10 @@ def test_the_parser_returns_words_lines_and_launched_programs() -> None:
 
 
 def test_the_command_prints_one_line_per_finding_and_exits_with_1(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(SLURM + "module load x\n#SBATCH --nodes=2\n")
+    (tmp_path / "job.sh").write_text(SLURM + "#SBATCH --walltime=1\n")
     done = run_cli("lint", "job.sh", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith(b"job.sh:4: error JOB004: this directive comes after the first command")
+    assert done.stdout.startswith(b"job.sh:3: error SLURM002: '--walltime' is not an sbatch option")
 
 
 @pytest.mark.parametrize(

@@ -1303,7 +1303,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
     # Without a value, the test is true, and with one, it fails, as meant.
     ("JOB029", "note", S + 'if [ -z "$1"]; then echo usage; fi\n'),
-    ("JOB029", "error", S + 'if [ -n "$1"]; then echo usage; fi\n'),
+    ("JOB029", "warning", S + 'if [ -n "$1"]; then echo usage; fi\n'),
     # The oneCCL bindings for PyTorch read it.
     ("JOB035", "note", S + "export CCL_BLOCKING_WAIT=1\n./a.out\n"),
     # Some scripts narrow a block of directives that all of them share.
@@ -1327,7 +1327,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB005", "note", S + "#SBATCH --exclude=n1\n  #SBATCH -x n2\n"),
     ("JOB005", "error", S + "  #SBATCH --exclude=n2\n"),
     ("JOB005", "error", TORQUE + "#PBD -l mem=150gb\n"),
-    ("JOB004", "error", S + "srun x\n#SBATCH --nodes=2\n"),
+    ("JOB004", "warning", S + "srun x\n#SBATCH --nodes=2\n"),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),
     ("JOB012", "note", "#!/bin/bash\n#SBATCH --time=3:00 # 3 minutes\n"),
@@ -1373,7 +1373,14 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("RANK011", "note", RANKS + "export RANK=0\nsrun python lightning_train.py\n"),
     # The log may have another name.
     ("SLURM010", "note", S + "#SBATCH --requeue --output=log.%N.txt\n"),
-    ("SLURM010", "warning", S + "#SBATCH --requeue --output=log.%j.txt\n"),
+    ("SLURM010", "warning", S + "#SBATCH --requeue --output=log.%j.txt\nsrun torchrun a.py\n"),
+    ("SLURM010", "note", S + "#SBATCH --requeue --output=log.%j.txt\n./simulate\n"),
+    ("JOB003", "warning", S + "./energy <<EOF\n15\nEOF > log\n"),
+    ("JOB005", "warning", S + "#SBACTH --job-name=a\n./a.out\n"),
+    ("JOB005", "error", S + "#SBACTH --gres=gpu:1\n./a.out\n"),
+    ("JOB007", "note", S + "#SBATCH --gres=gpu:1\n#SBATCH --gres=gpu:Tesla-V100:1\n./a.out\n"),
+    ("JOB012", "note", S.replace("01:00:00", "12:00") + "./a.out\n"),
+    ("JOB022", "note", S + "./a.out ${parts[*]}\n"),
     # Few megabytes may be meant.
     ("JOB021", "note", S + "#SBATCH --mem-per-cpu=100\nsrun ./hello\n"),
     ("JOB021", "note", S + "#SBATCH --mem=10\nhostname\nsleep 60\n"),
@@ -1396,7 +1403,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("RANK031", "note", S + "srun --gpu_cmode=shared ./a\n"),
     ("RANK031", "error", S + "srun --jobname=a ./a\n"),
     ("RANK009", "warning", FOUR + "horovodrun -np 2 -H localhost:2 python a.py\n"),
-    ("SLURM010", "note", S + "#SBATCH --requeue\n#SBATCH -o a.log\njupyter lab\n"),
     ("SLURM027", "note", S + "#SBATCH --export=A=1\nsrun --container-image=./a.sqsh ./a\n"),
     ("JOB022", "note", S + 'echo "${names[@]}"\n'),
     ("SLURM010", "note", "#!/bin/bash\n#SBATCH -t 10 --requeue -o a.log\npython a.py\n"),

@@ -96,9 +96,9 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
     [
         ("--exclude=n1", "--exclude=n2", "write one option with a list: --exclude=n1,n2"),
         ("--gres=gpu:1", "--gres=nvme:100", "write one option with a list: --gres=gpu:1,nvme:100"),
-        ("--gres=gpu:1", "--gres=gpu:2", "remove one of them"),
+        ("--gres=gpu:1", "--gres=gpu:2", "remove the one that you do not want"),
         ("-d afterok:1", "-d afterok:2", "write one option with a list: --dependency=afterok:1,afterok:2"),
-        ("-N 1", "-N 2", "remove one of them"),
+        ("-N 1", "-N 2", "remove the one that you do not want"),
     ],
 )
 def test_options_that_take_lists_are_joined(first: str, second: str, remedy: str) -> None:

@@ -544,7 +544,7 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert dict(details(capture))["Tensor or matrix cores"] == (
         "used 67% of the time of computing kernels, by their names; "
-        "occupancy: not recorded for most of this time"
+        "their occupancy: not recorded for most of this time"
     )
 
 

@@ -149,7 +149,7 @@ _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 # Whether sbatch accepts a value, and what to write instead.
 _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(_COUNTS, (_matches(_POSITIVE), "a positive number")),
-    **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), "a number with K, M, G or T, such as 16G")),
+    **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), "a number with K, M, G or T, such as 16G, or 0 for all")),
     **dict.fromkeys(
         ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
     ),
