@@ -13,7 +13,7 @@ from ddp_hpc.trace.event_names import STEP, shortened
 from ddp_hpc.trace.input_shapes import num_bytes, num_flops
 from ddp_hpc.trace.named_results import Launch
 from ddp_hpc.trace.sums_over_ranks import ESTIMATES, sums, with_others
-from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns
+from ddp_hpc.trace.table_columns import kernel_name, known, ms, short, sum_columns, us
 
 _MOST_KINDS, _LAUNCHER_LENGTH = 3, 40
 
@@ -45,7 +45,7 @@ def copies(capture: Capture) -> Table:
     first, *others = sum_columns(capture, Column("name", "copies,"), "ms")
     columns = [
         *(first, Column("stream", "stream"), *others),
-        Column("longest_s", "longest ms", ms),
+        *(Column(f"{one}_s", f"{one} us", us) for one in ("median", "longest")),
         Column("bytes", "size", known(format_bytes)),
         Column("speed", "GB/s", known("{:.2f}".format)),
         Column("beside", "beside kernels", "{:.0%}".format),
@@ -72,10 +72,8 @@ def kernels(capture: Capture) -> Table:
             row["grid"] += f": on {num_blocks} of {num_sms} SMs or CUs"
         operator = "" if (row["operator"] or "").startswith(STEP) else row["operator"]
         row["launcher"] = " in ".join(filter(None, (row["graph_launch"], operator))) or None
-    is_short = all(row["longest_s"] < 1e-3 for row in rows if row["longest_s"] is not None)
-    unit, write = ("us", lambda seconds: f"{seconds * 1e6:,.1f}") if is_short else ("ms", ms)
     columns = [
-        *(Column(f"{one}_s", f"{one} {unit}", write) for one in ("shortest", "median", "longest")),
+        *(Column(f"{one}_s", f"{one} us", us) for one in ("shortest", "median", "longest")),
         Column("longest_at", "which begins at"),
         *(*ESTIMATES, Column("grid", "grid, block")),
         Column("launcher", "launched by", partial(shortened, limit=_LAUNCHER_LENGTH)),

@@ -53,7 +53,7 @@ def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in ESTIMATES}
         for name, (value, rank) in edges:
-            means |= {f"{name}_s": value, f"{name}_rank": rank}
+            means |= {f"{name}_s": value, f"{name}_rank": rank if ordered[-1][0] >= LEAST_S else None}
         # What belongs together, such as the longest call and its time, is of one rank.
         rank, largest = max(own, key=lambda one: one[1].get("longest_s", 0.0))
         means["longest_rank"] = rank

@@ -200,6 +200,10 @@ def test_without_marks_a_step_is_the_time_between_two_updates(tmp_path):
         "computation not assigned to forward, backward or optimizer"
     )
     assert any("the time before the first one is not counted" in note for note in capture.notes)
+    assert capture.findings[-1] == (
+        "Before the first step, which counts in no other number here, the host spends 10.1 ms: 9 ms in "
+        "cudaLaunchKernel, 1.04 ms in Python, or code that was not recorded."
+    )
 
 
 def test_a_recording_without_steps_begins_with_its_first_kernel(tmp_path):

@@ -269,8 +269,8 @@ def test_copies_of_a_stream_have_their_size_bandwidth_and_overlap_with_kernels(t
         events.append(event("gpu_memcpy", name, 40 * number, dur_us, stream, correlation=9, bytes=size))
     table = kernel_tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent))
     assert [[table.write(column, row) for column in table.columns[1:]] for row in table.rows] == [
-        ["stream 7", "2", "0.04", "0.03", "195.3 KiB", "5.00", "25%"],
-        ["stream 9", "1", "0.00", "0.00", "8 B", "-", "0%"],
+        ["stream 7", "2", "0.04", "20.0", "30.0", "195.3 KiB", "5.00", "25%"],
+        ["stream 9", "1", "0.00", "0.0", "0.0", "8 B", "-", "0%"],
     ]
 
 
@@ -338,6 +338,31 @@ def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
     rows = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
     assert [(row["kind"], row["num_calls"]) for row in rows] == [("all_reduce", 1), ("broadcast", 1)]
     assert [round(row["median_s"] * 1e6) for row in rows] == [40, 10]
+
+
+def test_the_median_of_a_kernel_is_that_of_its_calls_on_all_ranks(tmp_path):
+    for rank, durations in enumerate(((10, 20, 1000), (30, 40, 50))):
+        calls = [launch(i, i, "kernel", 100 + 1100 * i, dur_us) for i, dur_us in enumerate(durations)]
+        write(tmp_path / f"rank{rank}.json", [one for call in calls for one in call], rank, 2)
+    (row,) = kernel_tables.kernels(read_capture(tmp_path)).rows
+    assert row["median_s"] == pytest.approx(35e-6)
+
+
+def test_the_timeline_shows_a_copy_from_pageable_memory_as_a_blocking_call(tmp_path):
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 10, 5, 7, correlation=1)
+    call = event("cuda_runtime", "cudaMemcpyAsync", 0, 20, correlation=1)
+    trace = read_rank(write(tmp_path / "rank0.json", [call, copy, *launch(2, 30, "sgemm", 40, 9)]))
+    kinds = {one.name: one.kind for one in trace.named if one.name.startswith("cuda")}
+    assert kinds == {"cudaMemcpyAsync": "blocking call", "cudaLaunchKernel": "runtime call"}
+
+
+def test_a_kernel_in_the_timeline_has_the_shapes_of_its_operator(tmp_path):
+    operator = event(
+        "cpu_op", "aten::mm", 0, 20, **{"Input Dims": [[8, 4], [4, 2]], "Input type": ["float"] * 2}
+    )
+    trace = read_rank(write(tmp_path / "rank0.json", [operator, *launch(1, 5, "sgemm", 30, 40)]))
+    (kernel,) = (one for one in trace.named if one.name == "sgemm")
+    assert kernel.details == "inputs: 8x4, 4x2 (float)"
 
 
 def test_the_driver_is_called_by_the_runtime_and_not_by_itself(tmp_path):
