@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
 _CLOSES = frozenset(("fi", "esac", "done", "}"))
+_END_OF = {"if": "fi", "case": "esac", "{": "}"}
 _KEYWORDS = _OPENS | _CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
 
 
@@ -24,6 +25,23 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
         for word in takewhile(_KEYWORDS.__contains__, words):
             depth += (word in _OPENS) - (word in _CLOSES)
         yield command, depth
+
+
+def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
+    """Returns the word that begins the first block that is not closed, its line, and whether the end of another
+    block comes first; None if all blocks are closed.
+    """
+    open_: list[tuple[str, int]] = []
+    for command in commands:
+        words = command.words[2:] if command.words[0] == "function" else command.words
+        for word in takewhile(_KEYWORDS.__contains__, words):
+            if word in _OPENS:
+                open_.append((word, command.line))
+            elif word in _CLOSES and open_:
+                if _END_OF.get(open_[-1][0], "done") != word:
+                    return *open_[-1], True
+                open_.pop()
+    return (*open_[-1], False) if open_ else None
 
 
 def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple[Command, ...], int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.bash_syntax import OpenDocument, bash_complaint, is_reached, open_document
+from ddp_hpc.lint.blocks import open_block
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.placeholders import is_template
 
@@ -36,7 +37,11 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         what = f"bash -n reports: {plain(message)}"
         # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
         is_whole = document and script.text.rstrip().rpartition("\n")[2].startswith(document.delimiter)
-        yield Problem(line, what, "correct the syntax", "warning" if is_whole else None)
+        is_at_end = "end of file" in message
+        block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
+        is_known = block and (is_at_end or (re.search(r"token `(?:done|fi|esac|\})'", message) and block[2]))
+        remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else "correct the syntax"
+        yield Problem(line, what, remedy, "warning" if is_whole else None)
 
 
 def _not_closed(document: OpenDocument) -> Problem:

@@ -80,7 +80,9 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
     ("check", "command", "remedy"),
     [
         ("JOB003", "conda activate <environment>", "replace it with a value"),
-        ("JOB003", "if x then", "correct the syntax"),
+        ("JOB003", "echo (", "correct the syntax"),
+        ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3"),
+        ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4"),
         ("JOB028", "docker run -it image", "omit the option"),
         ("JOB028", "salloc --nodes=2", "remove the command"),
     ],
