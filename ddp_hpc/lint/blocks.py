@@ -28,8 +28,8 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
 
 
 def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
-    """Returns the word that begins the first block that is not closed, its line, and whether the end of another
-    block comes first; None if all blocks are closed.
+    """Returns the word that begins the first block that is not closed, its line, and whether the end of
+    another block comes first; None if all blocks are closed.
     """
     open_: list[tuple[str, int]] = []
     for command in commands:

@@ -250,8 +250,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
-            remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
-            yield Problem(d.line, what, remedy)
+            yield Problem(d.line, what, _instead_of_variable(d))
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
@@ -279,11 +278,22 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
                 continue
             if mark[0] in "$%":
                 what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
-                remedy = "write the literal value, or pass the option to qsub or sbatch on the command line"
+                remedy = _instead_of_variable(d)
             else:
                 what = f"{plain(mark)} in {d.flag} {shown(d.value)} is a placeholder"
                 remedy = "write your own value"
             yield Problem(d.line, what, remedy, "note" if may_expand else None)
+
+
+def _instead_of_variable(d: Directive) -> str:
+    """Returns what to write instead of a variable of the shell in a directive."""
+    patterns = {"ARRAY": "%A_%a", "JOB_?ID": "%j", "USER|LOGNAME": "%u", "JOB_?NAME": "%x"}
+    of_slurm = (to for name, to in patterns.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value))
+    if d.flag in ("--output", "--error") and (pattern := next(of_slurm, "")):
+        return f"write {pattern}"
+    if re.search(r"\$\{?\w*JOB_?ID", d.value):
+        return "leave the job ID out"
+    return "write the literal value, or pass the option to qsub or sbatch on the command line"
 
 
 def _is_free_text(d: Directive) -> bool:

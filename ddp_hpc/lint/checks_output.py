@@ -43,7 +43,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             and "$?" in after
         ):
             what = (
-                f"the status is that of {command.name}, so a failure of the command before it does not show"
+                f"the exit status is that of {command.name}, which hides a failure of the command before it"
             )
             severity: Severity | None = None if command.name == "tee" else "note"
             reported.add(command.line)

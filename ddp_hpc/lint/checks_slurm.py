@@ -155,7 +155,7 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     if lines and logs and script.value("--open-mode") != "append":
         yield Problem(
             lines[0],
-            "a requeued job overwrites its log, and what it had written before is lost",
+            "if the job is requeued, it overwrites its log",
             "add #SBATCH --open-mode=append",
             # On another node, the log has another name, and that of a server is of no use later.
             "note"
