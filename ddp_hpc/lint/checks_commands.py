@@ -326,9 +326,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
         is_assigned = is_whole and _ASSIGNED.match(script.lines[command.line - 1])
         if is_assigned and is_reached(script, command.line):
             what = f"bash does not set {plain(words[0])} here, because there are blanks around ="
-            is_read = (
-                re.search(rf"(?m)^[^#\n]*\$\{{?{re.escape(words[0])}\b", script.text) or words[0].isupper()
-            )
+            # Other programs read only exported variables, whose names are mostly in upper case.
+            is_exported = command.words[0] == "export" and words[0].isupper()
+            is_read = re.search(rf"(?m)^[^#\n]*\$\{{?{re.escape(words[0])}\b", script.text) or is_exported
             yield Problem(command.line, what, f"write {plain(words[0])}=VALUE", None if is_read else "note")
         if glued := _GLUED.search(command.text):
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"

@@ -102,9 +102,11 @@ def _together(subject: Subject) -> Iterator[Problem]:
 
 @lru_cache(maxsize=8)
 def _is_defined(text: str, name: str) -> bool:
-    """Returns whether a script defines a function or a variable of this name; in (( )), it is a variable."""
-    defined = rf"(?i)\b{name}\s*\(|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|\b{name}\s*="
-    return re.search(defined, text) is not None
+    """Returns whether a script defines a function or a variable of this name; in (( )), it is a variable, and
+    in =( ), it is an element of an array.
+    """
+    defined = rf"\b{name}\s*[(=]|\b(?:function|alias)\s+{name}\b|\(\(\s*{name}\b|=\([^()]*\b{name}\b"
+    return re.search(defined, text, re.IGNORECASE) is not None
 
 
 def _copies(subject: Subject) -> Iterator[Problem]:

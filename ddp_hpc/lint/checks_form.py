@@ -33,10 +33,11 @@ _LISTS = frozenset(
         *("--mail-type", "--nodelist", "--propagate", "--tres-per-task"),
     )
 )
-# Options without which a job runs in the same way, on the same nodes.
+# Options without which a job may run in the same way, on the same nodes: the user has a default account.
 _ONLY_NAMES = frozenset(
     (
         *("--job-name", "--output", "--error", "--open-mode", "--mail-type", "--mail-user", "--comment"),
+        *("--verbose", "--quiet", "--account"),
         *("-N", "-o", "-e", "-j", "-m", "-M"),
     )
 )
@@ -96,10 +97,9 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
             "move it to the other directives, above set, module and cd",
-            # They may be kept for another job, and names of logs with variables have no better place.
+            # They may be those of another job, and names of logs with variables have no better place.
             "note"
-            if {d.flag for d in late} <= {d.flag for d in script.read()}
-            or all(map(_is_log_of_variable, late))
+            if {d.flag for d in late} & {d.flag for d in script.read()} or all(map(_is_log_of_variable, late))
             else None,
         )
 
@@ -136,6 +136,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
     given = {_one_of(d.flag) for d in script.read()}
+    given -= subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
     if indented:
         others = f" and {counted(len(indented) - 1, 'other')} are" if len(indented) > 1 else " is"
         yield Problem(
@@ -163,14 +164,13 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 
 def _loss_of(flags: set[str]) -> Severity | None:
     """Returns the severity of losing these options; None if the job gets other resources without them."""
-    return "warning" if flags and flags <= _ONLY_NAMES else None
+    return "warning" if flags <= _ONLY_NAMES else None
 
 
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    found = {_one_of(d.flag.partition(":")[0]) for d in reader.read_directives([(1, dash + words)])}
-    return found - reader.repeatable_flags_in(subject.scheduler_version)
+    return {_one_of(d.flag.partition(":")[0]) for d in reader.read_directives([(1, dash + words)])}
 
 
 def _one_of(flag: str) -> str:

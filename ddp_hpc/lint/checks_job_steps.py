@@ -153,8 +153,10 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
         is_misread = re.match(r"-\w[\w-]*=", d.written) or d.line in subject.placeholder_lines
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
+            appends = script.value("--open-mode") == "append"
             what = f"all tasks of the array write to {shown(d.value)}"
-            yield Problem(d.line, what, "put %a, or %A_%a, into the name")
+            what += "" if appends else ", which each of them empties first"
+            yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
 
 
 @check("SLURM027", "warning", "--export without ALL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.placeholders import has_placeholder
@@ -67,7 +68,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             line,
             f"the two fields of walltime {text} are minutes and seconds",
-            f"write {text}:00 for hours and minutes, or 00:{text}",
+            f"write {text}:00 if these are hours and minutes, or 00:{text}",
             None if says_hours or text.partition(":")[0] in _USUAL_HOURS[1:] else "note",
         )
 
@@ -96,6 +97,7 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
             is_small = unit != "bytes" and limit == 256 and not is_large
             is_small |= "per-cpu" in name and number >= 100
-            what = f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}"
+            read = counted(number, unit.removesuffix("s"))
+            what = f"{subject.scheduler.title} reads {plain(name)}={number} as {read}"
             remedy = f"write the unit, such as {plain(name)}=8gb"
             yield Problem(line, what, remedy, "note" if is_small else None)
