@@ -265,7 +265,8 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
             else f"remove {'sudo' if is_sudo else 'the command, since the script already runs in a job'}",
-            "note" if is_sudo else None,  # it may need no password
+            # No password may be needed, and without a terminal, srun ignores --pty.
+            "note" if is_sudo else "warning" if match[0].lstrip().startswith("srun") else None,
         )
 
 
@@ -329,7 +330,10 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             # Other programs read only exported variables, whose names are mostly in upper case.
             is_exported = command.words[0] == "export" and words[0].isupper()
             is_read = re.search(rf"(?m)^[^#\n]*\$\{{?{re.escape(words[0])}\b", script.text) or is_exported
-            yield Problem(command.line, what, f"write {plain(words[0])}=VALUE", None if is_read else "note")
+            export = "export " * (command.words[0] == "export" or not is_read)
+            yield Problem(
+                command.line, what, f"write {export}{plain(words[0])}=VALUE", None if is_read else "note"
+            )
         if glued := _GLUED.search(command.text):
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")

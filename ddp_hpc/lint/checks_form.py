@@ -41,6 +41,7 @@ _ONLY_NAMES = frozenset(
         *("-N", "-o", "-e", "-j", "-m", "-M"),
     )
 )
+_DEFAULTS = frozenset((f"--{of}", "1") for of in ("nodes", "ntasks", "cpus-per-task", "ntasks-per-node"))
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
@@ -99,13 +100,15 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
             "move it to the other directives, above set, module and cd",
             # They may be those of another job, and names of logs with variables have no better place.
             "note"
-            if {d.flag for d in late} & {d.flag for d in script.read()} or all(map(_is_log_of_variable, late))
+            if {d.flag for d in late} & {d.flag for d in script.read()} or all(map(_is_without_loss, late))
             else None,
         )
 
 
-def _is_log_of_variable(directive: Directive) -> bool:
-    return directive.flag in ("-o", "-e", "--output", "--error") and "$" in directive.value
+def _is_without_loss(directive: Directive) -> bool:
+    """Returns whether a directive sets a default, or the name of a log with a variable of the shell."""
+    is_log = directive.flag in ("-o", "-e", "--output", "--error")
+    return (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:
@@ -170,7 +173,8 @@ def _loss_of(flags: set[str]) -> Severity | None:
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    return {_one_of(d.flag.partition(":")[0]) for d in reader.read_directives([(1, dash + words)])}
+    read = reader.read_directives([(1, dash + words)])
+    return {_one_of(d.flag.partition(":")[0]) for d in read if (d.flag, d.value) not in _DEFAULTS}
 
 
 def _one_of(flag: str) -> str:
@@ -226,6 +230,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 def _joined(name: str, before: str, value: str) -> str:
     """Returns the remedy for an option that is given twice: a list, if it takes one."""
+    if name in ("--output", "-o") and re.search(r"err\b", value):
+        return f"write {'--error' if name[1] == '-' else '-e'} for this one"
     if name == "--constraint":
         return "join them with &"
     if name == "--dependency" and "?" in before + value:

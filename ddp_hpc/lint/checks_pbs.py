@@ -299,6 +299,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 what = (
                     f"qsub has no value {shown(d.value)} for {d.flag}" + ", except that of NQSV" * is_of_nqsv
                 )
+                if d.flag == "-j" and re.fullmatch(r"\d+-\d+.*", d.value):
+                    remedy = f"write -J {plain(d.value)} for an array"
                 yield Problem(d.line, what, remedy, "note" if is_of_nqsv else None)
 
 

@@ -48,7 +48,10 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
         # SLURM003 reports an option that has no value.
         if is_value and text[:1] != "-" and not subject.scheduler.reader.accepts_walltime(text):
             what = f"the scheduler does not accept the walltime {shown(text)}"
-            yield Problem(line, what, f"write {_WALLTIME_FORM}")
+            days = re.fullmatch(r"0*(\d{1,3}):(\d\d:\d\d:\d\d)", text)
+            is_slurm = subject.scheduler.reader.bare_walltime_unit_s == 60
+            form = f"{days[1]}-{days[2]}" if days and is_slurm else _WALLTIME_FORM
+            yield Problem(line, what, f"write {form}")
 
 
 @check("JOB012", "warning", "an ambiguous walltime")

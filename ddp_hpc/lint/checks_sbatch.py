@@ -74,6 +74,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not script.lines[0].startswith("#!"):
         what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
         remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
+        if script.commands and shebangs and script.commands[0].line < shebangs[0]:
+            remedy += ", and the commands before it below the directives"
         if late[:1] == [1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
         # Several of them are in notes with examples.
@@ -283,7 +285,7 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("SLURM023", "warning", "a request that some versions of Slurm reject")
+@check("SLURM023", "note", "a request that some versions of Slurm reject")
 def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
     if subject.scheduler_version:
         return  # then SLURM015 and SLURM016 report what this version rejects
@@ -294,8 +296,7 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
     for pair in _all_contradictions(subject):
         if pair.since or pair.until:
             versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
-            severity: Severity | None = None if pair.since else "note"
-            yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy, severity)
+            yield Problem(subject.line_of(*pair.flags), f"{versions}, {pair.what}", pair.remedy)
 
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")

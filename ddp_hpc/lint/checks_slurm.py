@@ -179,7 +179,7 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "give srun --nodes or --ntasks, too")
 
 
-@check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")
+@check("SLURM013", "note", "--ntasks does not match nodes x tasks per node")
 def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks = whole_number(subject.script.value("--ntasks"))
     nodes, per_node = subject.num_nodes, whole_number(subject.script.value("--ntasks-per-node"))

@@ -20,14 +20,14 @@ from ddp_hpc.lint.placeholders import (
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
 _NAMED = re.compile(
     r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
-    r"|(?:templates?|(?<![a-z])(?:tmpl|skeleton|header))(?![a-z])|[a-z]Template(?![a-z])",
+    r"|(?:templates?|TEMPLATES?|(?<![a-z])(?:tmpl|skeleton|header))(?![a-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
 )
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
-    r"(?<!\$)\{\{[-=:]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
+    r"(?<!\$)\{\{[-=:]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)\d*[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
     r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
     r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
@@ -52,6 +52,7 @@ _IN_TEMPLATES = re.compile(
 )
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
 _MAX_PROGRAMS = 60
+_MOST_COMMENTS = 20
 _MAX_BYTES = 200_000
 _MAX_CHARS = 500
 
@@ -84,7 +85,9 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     found = list(_of_language(script, directives))
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
-        if path is None or not found or not (_is_named(path) or _is_filled_in(path, found)):
+        if not found or not (
+            _is_called(script) or (path and (_is_named(path) or _is_filled_in(path, found)))
+        ):
             return None
     marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
     marked |= {n for n, line in lines.items() if n not in directives and has_placeholder(line)}
@@ -119,6 +122,14 @@ def _in_template(text: str) -> str:
     """Returns the first placeholder of a directive in a template; empty if there is none."""
     match = _IN_TEMPLATES.search(text) or _OF_EITHER.search(text)
     return find_placeholder(text, is_path=True) or (match[0] if match else "")
+
+
+def _is_called(script: Script) -> bool:
+    """Returns whether a comment at the beginning says that the file is a template."""
+    comments = (line for line in script.lines[:_MOST_COMMENTS] if re.match(r"#(?!SBATCH|PBS)", line))
+    return any(
+        re.search(r"(?i)\btemplate\b|\bsubstitut|\bpreprocessed\b|auto-updated", one) for one in comments
+    )
 
 
 def _is_named(path: Path) -> bool:

@@ -74,6 +74,8 @@ def gains(capture: Capture, wall_s: float) -> str:
     if not longest:
         wait = f"No avoidable wait{' of the device' * capture.on_device} exceeds {_MUCH:.0%} of {whole}"
         text = f"{wait}, so only less or faster computation would make it much shorter."
+    if {_ATTENTION, _FUSE} <= {wait for wait, _ in longest}:
+        text += " Some kernels of attention are elementwise or reductions, so these two gains overlap."
     kinds, names = (_sums(capture, attrgetter(field)) for field in ("kind", "name"))
     if not names or (longest and not (capture.on_device and is_busy)):
         return text

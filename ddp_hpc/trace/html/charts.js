@@ -170,7 +170,7 @@ function drawTimeline(div, figure) {
       search.value = button.dataset.find;
       find();
       controls.scrollIntoView();
-      search.focus({ preventScroll: true });
+      div.focus({ preventScroll: true }); // whose keys n and p show what was found
     });
   }
 }
