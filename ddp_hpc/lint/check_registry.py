@@ -188,8 +188,8 @@ class Subject:
         lines += [d.line for d, name, _ in self.script.resources() if name in flags]
         return max(lines, default=1)
 
-    def in_foreground(self) -> Iterator[Command]:
-        """Yields the launcher commands that run in the foreground of the script."""
+    def in_foreground(self, names: str) -> Iterator[Command]:
+        """Yields the commands with names of this form that run in the foreground of the script."""
         commands = self.script.commands
         # For each command, the operator after the last command of its pipeline, computed from the end.
         ends = [command.ends for command in commands]
@@ -197,7 +197,7 @@ class Subject:
             if ends[index] == "|":
                 ends[index] = ends[index + 1]
         for command, end in zip(commands, ends, strict=True):
-            if end != "&" and re.fullmatch(r"srun|mpiexec|mpirun|torchrun|python3?", command.name):
+            if end != "&" and re.fullmatch(names, command.name):
                 yield command
 
 

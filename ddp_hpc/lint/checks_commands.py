@@ -81,6 +81,9 @@ _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
     r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
 )
+_IN_LOCAL_FOLDER = re.compile(
+    r"/(?:tmp(?!/work/)|dev/shm|local|lscratch)/|\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS)\b"
+)
 _ON_ALL_NODES = re.compile(
     r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b"
 )
@@ -301,11 +304,18 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if (subject.num_nodes or 1) < 2 or _ON_ALL_NODES.search(script.text):
         return
-    launches = script.launches()
+    launches, tried = script.launches(), set[str]()
     for command in script.commands:
         folder = _LOCAL_FOLDER.search(command.text) if command.name in _COPIES else None
         name = folder[0].strip() if folder else ""
-        users = [c for c in launches if c.line > command.line and name in c.text] if name else []
+        uses = re.compile(re.escape(name))
+        if not folder and command.name in (*_COPIES, "mkdir"):
+            named = re.findall(r"\$\{?(\w+)", command.text)
+            name = next((n for n in named if _IN_LOCAL_FOLDER.match(script.set_once.get(n, ""))), "")
+            uses = re.compile(rf"\$\{{?{name}\b")
+        is_new = name != "" and name not in tried
+        tried.add(name)
+        users = [c for c in launches if c.line > command.line and uses.search(c.text)] if is_new else []
         if users:
             yield Problem(
                 command.line,

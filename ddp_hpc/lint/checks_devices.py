@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check
+from ddp_hpc.lint.checks_job_steps import is_in_loop
 from ddp_hpc.lint.launch_commands import Start, requests_gpus, single_quoted, starts
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -16,11 +17,14 @@ _LOCAL_NUMBER = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=[\"']?\$\{?(SLURM_LOCALID|(?:PMI|OMPI_COMM_WORLD)_LOCAL_RANK|MPI_LOCALRANKID|"
     r"PALS_LOCAL_RANKID)\}?[\"']?(?:[\s;&]|$)"
 )
+# The number of a GPU as an option of a program.
+_OF_GPU = re.compile(r"(?:\s--?(?:gpu|device|gpu[-_]id)[= ]\"?(?:cuda:)?|\bcuda:)(\S*?)[\"']?(?=\s|$)")
 
 
 @check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
 def _visible_devices(subject: Subject) -> Iterator[Problem]:
     yield from _beyond_last_device(subject)
+    yield from _all_on_first(subject)
     gpus = subject.gpus_per_node
     of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
     for line, options in of_deepspeed:
@@ -99,3 +103,16 @@ def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
         if start.is_launched and gpus and number and ranks > gpus:
             what = f"{ranks} ranks of a node take {number[1]} for the number of a GPU, and the job has {gpus}"
             yield Problem(start.command.line, what, f"start {counted(gpus, 'rank')} on each node", "note")
+
+
+def _all_on_first(subject: Subject) -> Iterator[Problem]:
+    """Yields programs in the background that all use the first of several GPUs."""
+    script = subject.script
+    if (subject.gpus_per_node or 1) < 2 or "VISIBLE_DEVICES" in script.text:
+        return
+    found = [(c, _OF_GPU.search(c.text)) for c in script.commands if c.ends == "&" and c.name != "srun"]
+    on_gpu = [(command, match[1]) for command, match in found if match]
+    is_repeated = len(on_gpu) > 1 or any(is_in_loop(subject, command) for command, _ in on_gpu)
+    if is_repeated and {number for _, number in on_gpu} == {"0"}:
+        what = f"all of these programs use the first of {subject.gpus_per_node} GPUs"
+        yield Problem(on_gpu[0][0].line, what, "give each its own, such as CUDA_VISIBLE_DEVICES=$i", "note")

@@ -27,6 +27,9 @@ BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
+^set\s+(?:-\w+\s+){,3}-(?:\w*u|o\s+nounset\b)(?:(?!^[ \t]*set\s+\+|#!/)[^\0]){,3000}?
+      ^[ \t]*(?:conda|mamba|micromamba|source)\s+activate\s
+    @ with set -u, an unset variable in the activation of a package ends the job @ write set -u after it
 ^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.|deactivate|else)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
     @ the Python of this module comes before that of the environment @ load modules before the environment

@@ -43,10 +43,16 @@ _SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
 _SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
 # Options with which these launchers start the ranks of one node.
 _OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
+# Arguments of fairseq without those with which it connects the tasks of Slurm.
+_FAIRSEQ = re.compile(
+    r"\sfairseq(?:-(?:hydra-)?train|_cli/(?:hydra_)?train\.py)\s(?![^#]*distributed[-_.](?:port|init))"
+    r"[^#]*\bdistributed[-_]world[-_]size[= ](?![01]\b)"
+)
 
 
 @check("RANK001", "error", "a launcher of ranks started once per rank")
 def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
+    is_connected = re.search(r"\bRANK=|torch\.dist|torchrun", subject.script.text)
     for start in starts(subject):
         inner, per_node = start.inner, start.ranks_per_node if start.is_launched else None
         times = start.num_ranks or start.num_nodes or 1
@@ -60,6 +66,12 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         elif start.is_launched and times > 1 and (whole_number(start.given("--num-gpus")) or 0) > 1:
             what = f"{by} starts the program {times} times, and with --num-gpus it may start ranks itself"
             yield Problem(start.command.line, what, f"start it once per node, without {by} on one", "note")
+        elif by == "srun" and not is_connected and _FAIRSEQ.search(start.command.text):
+            tasks = whole_number(subject.value_of(start.command.option("-n", "--ntasks") or "$SLURM_NTASKS"))
+            if tasks and tasks > 1:
+                what = f"each of the {tasks} tasks of srun starts all ranks of fairseq itself"
+                remedy = "add --distributed-port, with which fairseq uses the tasks"
+                yield Problem(start.command.line, what, remedy, "note")
         elif per_node and per_node > 1 and start.words[:2] == ("ray", "start"):
             what = f"{by} starts ray {per_node} times per node, and one is for the whole node"
             yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1", "note")
@@ -300,13 +312,16 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     if not traps or traps[0].words[1:2] == ("",) or {"EXIT", "0"} & {*traps[0].words}:
         return
     # Only the last launch is checked: earlier ones are usually short.
-    for command in list(subject.in_foreground())[-1:]:
+    last = list(subject.in_foreground("srun|mpiexec|mpirun|torchrun|python3?"))[-1:]
+    others = list(subject.in_foreground("snakemake|nextflow|matlab|rscript|julia"))[-1:]
+    for command in last + others:
         starts_program = command.name in ("torchrun", "python", "python3") or (
-            command.launched and command.launched[1:2] != ("-c",)
+            command in others or (command.launched and command.launched[1:2] != ("-c",))
         )
         if command.line > traps[0].line and starts_program:
             what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"
-            yield Problem(command.line, what, "start it in the background and wait for it: ... & wait $!")
+            remedy = "start it in the background and wait for it: ... & wait $!"
+            yield Problem(command.line, what, remedy, "note" if command in others else None)
 
 
 @check("RANK014", "note", "one rank on a node with several GPUs")

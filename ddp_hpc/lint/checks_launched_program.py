@@ -11,6 +11,7 @@ from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import text_of
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -47,6 +48,11 @@ _LOCAL = table(r"""
 ^ *(\w+) *= ?(?:[\w.]*get_rank\(\)|int\(os.environ\W+(?:SLURM_PROC|RANK)\w*\W{3})$(?s:.{,999})set_device\(\1\)
     @ the program takes the number among all ranks for that of a GPU @ use int(os.environ["LOCAL_RANK"])
 """)
+_OF_LIGHTNING = re.compile(
+    r"[\s-]trainer\.(?:devices|strategy|num_nodes|gpus)[= ]|[\s.-](?:strategy|distributed_backend)[= ]\"?ddp"
+)
+# A script with one of these may hide the tasks of Slurm from Lightning, or start the ranks itself.
+_OTHER_RANKS = re.compile(r"unset SLURM|SLURM_(?:NTASKS|JOB_NAME)=|torchrun|torch\.distributed|\bRANK=")
 # A shorter run loses little if it begins again.
 _LONG_S = 3600
 
@@ -104,6 +110,7 @@ def _program(start: Start) -> tuple[str, str]:
 
 @check("RANK030", "note", "ranks of Lightning that srun does not start")
 def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
+    yield from _lightning_without_srun(subject)
     for start in starts(subject):
         if start.command.name != "srun" or start.program != "python" or start.launcher_hides_options:
             continue
@@ -122,6 +129,20 @@ def _ranks_of_lightning(subject: Subject) -> Iterator[Problem]:
                 what = f"the program expects {flag}={wanted[1]}, and srun uses {has}"
                 remedy = f"request {flag}={wanted[1]}, or let the program use {has}"
                 yield Problem(start.command.line, what, remedy)
+
+
+def _lightning_without_srun(subject: Subject) -> Iterator[Problem]:
+    """Yields a program of Lightning that is started once in a job with several tasks."""
+    tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
+    is_single = subject.scheduler.name != "slurm" or (subject.gpus_per_node or 1) == 1 or tasks == 1
+    for start in starts(subject) if not (is_single or _OTHER_RANKS.search(subject.script.text)) else ():
+        text = _program(start)[1]
+        is_trainer = re.search(r"\bTrainer\(", text) and "lightning" in text and "Environment" not in text
+        is_lightning = is_trainer or _OF_LIGHTNING.search(start.command.text)
+        if start.command.name.startswith("python") and start.program == "python" and is_lightning:
+            what = f"Lightning takes the number of ranks from Slurm ({tasks}), and this command starts one"
+            yield Problem(start.command.line, what, "write srun before python, or request one task per node")
+            return
 
 
 @check("JOB020", "warning", "a program that is not resumed after the walltime")

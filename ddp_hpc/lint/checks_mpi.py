@@ -41,6 +41,9 @@ _FOREIGN = {
     },
 }
 _BINDS = re.compile(r"bind[-_]to|map-by|bynode|bysocket|cpus-per-(?:proc|rank)|rankfile|cpu-set|hwloc|PE=")
+_CORES_OF_RANK = re.compile(
+    r"\s--?(?:num[-_]?|n[-_]?)?(?:cores|threads|cpus|workers|jobs)[= ]\"?(\d{1,3})(?=[\"\s]|$)"
+)
 # Launchers of MPI run the program after their options, whose values may be anything.
 _MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra")
 
@@ -105,9 +108,13 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
     threads = whole_number(exported[-1] if exported else "") or 1
     # The supervisor adds --bind-to none.
     is_open_mpi = mpi_of(subject) == "Open MPI" and not subject.script.supervised
-    for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi and threads > 1 else ():
+    for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi else ():
+        given = _CORES_OF_RANK.search(command.text)
+        number = threads if threads > 1 or not given else int(given[1])
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)
-        if ranks in (1, 2) and not is_bound:
-            what = f"Open MPI binds each of up to two ranks to one core, which its {threads} threads share"
-            yield Problem(command.line, what, f"add --map-by slot:PE={threads}, or --bind-to none")
+        if ranks in (1, 2) and number > 1 and not is_bound:
+            of_rank = "threads" if threads > 1 else "threads or processes"
+            what = f"Open MPI binds each of up to two ranks to one core, which its {number} {of_rank} share"
+            remedy = f"add --map-by slot:PE={number}, or --bind-to none"
+            yield Problem(command.line, what, remedy, None if threads > 1 else "note")

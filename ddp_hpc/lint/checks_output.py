@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.parse_script import Command, Script
 
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
 _SUBMITS = ("sbatch", "qsub")
 _ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
+_ENDS_AT_ERRORS = re.compile(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e")
+# Other names are those of commands that prepare something or only print.
+_WORKS = re.compile(
+    r"python[\d.]*|bash|srun|mpirun|mpiexec|torchrun|accelerate|.*\.(?:sh|py)|rscript|julia|matlab|sbatch"
+)
 
 
 @check("JOB033", "warning", "output or a failure that the job does not show")
@@ -48,6 +53,8 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             severity: Severity | None = None if command.name == "tee" else "note"
             reported.add(command.line)
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
+    if "bash" in script.shebang:
+        yield from _waits_for_all(script)
     for problem in _goes_on(subject, commands if is_bash else []):
         if problem.line not in reported:
             yield problem
@@ -56,7 +63,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
 def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     """Yields a program whose failure would end the script, or submit no other job, without `| tee`."""
     text = subject.script.text
-    ends_at_errors = re.search(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e", text) and "set +e" not in text
+    ends_at_errors = _ENDS_AT_ERRORS.search(text) and "set +e" not in text
     works = [c for c in commands if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
     submits = [c for c in works if c.name in _SUBMITS]
     # The last command that would still run, which is in a later line.
@@ -70,3 +77,18 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
         what = f"if {plain(before.name)} fails, the status is that of tee, and {then}"
         yield Problem(command.line, what, "add set -o pipefail", "note")
         return
+
+
+def _waits_for_all(script: Script) -> Iterator[Problem]:
+    """Yields a wait that hides failures in the background from a script with set -e."""
+    started, wait = False, 0
+    checks_itself = re.search(r"set \+e|\$!|\bwait\s+-n|jobs -p", script.text)
+    for command in script.commands if _ENDS_AT_ERRORS.search(script.text) and not checks_itself else ():
+        if command.ends == "&" or command.words[0] in ("else", "elif", "esac"):
+            started, wait = command.ends == "&", 0
+        elif command.words == ("wait",):
+            started, wait = False, command.line if started else 0
+        elif wait and _WORKS.fullmatch(command.name):
+            what = f"wait returns 0 even if a program before it fails, and line {command.line} runs then, too"
+            yield Problem(wait, what, "wait for each: pids+=($!) after each &, then wait $pid", "note")
+            return

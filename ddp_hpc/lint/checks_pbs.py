@@ -42,6 +42,10 @@ _STARTS_ELSEWHERE = re.compile(
 )
 # Options with the values that qsub accepts.
 _VALUES = {
+    "-c": (
+        r"(?:[nscwu]|[cw]=\d+|none|enabled|shutdown|periodic|(?:depth|interval|dir)=[^,]+)(?:,[a-z]+(?:=[^,]+)?)*",
+        "omit -c, which is about checkpoints",
+    ),
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
     "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
     "-r": (r"[yn]", "use -r y or -r n"),

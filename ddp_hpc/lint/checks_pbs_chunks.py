@@ -11,7 +11,8 @@ from ddp_hpc.lint.checks_mpi import mpi_of
 from ddp_hpc.schedulers.script_options import whole_number
 
 _PLACES = re.compile(
-    r"ppn|perhost|npernode|map-by|oversubscribe|host|machinefile|\s-f\s|\s-H\s|rankfile|singularity|apptainer"
+    r"ppn|perhost|npernode|map-by[ =]\S*ppr|oversubscribe|host|machinefile|\s-f\s|\s-H\s|rankfile|"
+    r"singularity|apptainer|allow-run-as-root"
 )
 # This file is also the default.
 _OWN_FILE = re.compile(r"\s--?(?:hostfile|machinefile|machine)[ =]\"?\$\{?PBS_NODEFILE\b")

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, table
-from ddp_hpc.lint.launch_commands import starts
-from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS
+from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
+from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
 # Programs, and their options for the number of threads; the last ones have this meaning in any program.
 _THREADS = re.compile(
@@ -43,6 +44,12 @@ flye hifiasm @ @ -t|--threads
 _USES_CPUS = re.compile(
     r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
 )
+# The same options and those for jobs, in a job step. srun does not bind its task to CPUs with the others.
+_OF_STEP = re.compile(
+    r"\s(-[ptj@]|--(?:n?threads|num[-_](?:threads|cpus)|cores|jobs|cpus))[= ]?\"?"
+    r"(\d{1,3}|\$\{?SLURM_CPUS_PER_TASK\}?)(?=[\s\"']|$)"
+)
+_OTHER_CPUS = re.compile(r"--(?:cpu-bind|cpus-per-gpu|jobid|het-group|overlap|exclusive)|unknown|ambiguous")
 # Commands that use no more than one CPU, and containers, whose programs are judged.
 _IS_LIGHT = re.compile(
     r"|module|ml|source|\.|export|cd|mkdir|echo|printf|date|rm|cp|mv|ln|cat|gzip|gunzip|zcat|awk|gawk|sed|grep|sort|"
@@ -60,7 +67,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     of_torque = any(name == "nodes" for _, name, _ in subject.script.resources())
     total = subject.total_gpus or (gpus or 0) * (subject.num_nodes or 1)
     for start in starts(subject) if not subject.placeholder_lines else ():
-        line, name = start.command.line, start.program.lower()
+        line = start.command.line
         parts = [start.given(f"--{one}-parallel-size") for one in ("tensor", "pipeline")]
         wanted = math.prod(whole_number(part) or 1 for part in parts) if "vllm" in start.command.text else 0
         if 0 < total < wanted:
@@ -70,20 +77,47 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if of_node and gpus and of_node > gpus:
             what = f"deepspeed --num_gpus={of_node} is the number for each node, and a node has {gpus}"
             yield Problem(line, what, f"use --num_gpus={gpus}", "error")
-        is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
-        options = start.options if cpus and is_here else {}
-        for option in options if name not in LAUNCH_COMMANDS else ():
-            match = _THREADS.fullmatch(f"{name} {option}")
-            threads = whole_number(match[1] or start.given(option) or "") if match else None
-            if cpus and threads and threads > cpus:
+        for option, threads in threads_of(start) if cpus else ():
+            if threads > cpus:
                 what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
                 # A core may have two hardware threads, and Torque may not keep programs on their cores.
                 severity: Severity | None = "note" if threads <= 2 * cpus or of_torque else None
                 yield Problem(
                     line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs, or use {cpus}", severity
                 )
+    for command, option, threads, own in threads_of_steps(subject):
+        if own and own < threads and option.startswith("--"):
+            what = f"{plain(option)} tells the program to use {threads} CPUs, and srun gives it {own}"
+            yield Problem(command.line, what, f"use srun --cpus-per-task={threads}", "note")
     if cpus > 1 and not subject.placeholder_lines and not is_template(subject.script):
         yield from _one_thread(subject, cpus)
+
+
+def threads_of(start: Start) -> Iterator[tuple[str, int]]:
+    """Yields the options that tell a program how many threads to use, and these numbers."""
+    name = start.program.lower()
+    is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
+    for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
+        match = _THREADS.fullmatch(f"{name} {option}")
+        if match and (threads := whole_number(match[1] or start.given(option) or "")):
+            yield option, threads
+
+
+def threads_of_steps(subject: Subject) -> Iterator[tuple[Command, str, int, int | None]]:
+    """Yields each job step of one task whose program has an option for several threads.
+
+    These are the option, the number of threads, and the CPUs that srun requests; None if it requests none.
+    """
+    for command in (c for c in subject.script.launches("srun") if _OF_STEP.search(c.text)):
+        given, words = read_command(command.argv[1:], of_srun=True)
+        flags = {d.fault or d.flag: d.value for d in given}
+        found = None if any(map(_OTHER_CPUS.fullmatch, flags)) else _OF_STEP.search(" ".join(words))
+        number = whole_number(subject.value_of(found[2])) if found and words[0][0] not in "$:" else None
+        tasks, cpus = flags.get("--ntasks", "1"), flags.get("--cpus-per-task")
+        is_one = tasks == "1" and ("--ntasks" in flags or not subject.has_many_tasks)
+        if found and number and number > 1 and is_one:
+            own = None if cpus is None else whole_number(subject.value_of(cpus)) or number
+            yield command, found[1], number, own
 
 
 def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:

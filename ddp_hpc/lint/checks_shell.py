@@ -142,6 +142,14 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
 <NAME>=["']?(?:\$\(|`)\s*qsub\s[^#|]*\|\s*cut\s+(?:-[bc]|--ch)
     @ the number of a job has no fixed number of digits @ write cut -d. -f1, or use the whole ID @ note
 [^#'"]*\bqsub\s[^#'"]*-[lv]\s+[^\s-][^\s'"]*,\s+\w+= @ the list ends at this blank @ omit it @ note
+(?:<LAUNCH>)?(?:singularity|apptainer)<GAP>exec<GAP>
+    (?:<VALUED>[= ][^\s\\]+<GAP>|(?!<VALUED>[\s\\])-[^\s\\]+<GAP>)*
+    ["']?(?=[^\s"']*(?i:image|img|sif|container|docker:))(?![^\s"']*(?i:opt|arg|flag))[^\s"'=,-][^\s"'=,\\]*["']?<GAP>
+    (?:-B|--(?:bind|nv|rocm|cleanenv|containall|env|home|pwd|no-home|overlay|writable-tmpfs))[\s=]
+    @ the container takes this option for the program @ write it before the image @ note
+trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]{,200}?
+    (?i:complete|done|success|finish)[^\n;]*?\1\s+(?:\w+\s+)*?(?:EXIT|0)\b
+    @ this writes the file even if a program has failed @ write it after the last program has succeeded @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this may wait for input, which a batch job does not get @ do it before the job @ note
 (?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
@@ -150,6 +158,7 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ do it before the job, on a login node @ note
 """
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
+_NAMES |= {"GAP": _GAP, "VALUED": _VALUED}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.checks_program_limits import threads_of_steps
 from ddp_hpc.lint.launch_commands import (
     ranks_per_node,
     trains_with_torch,
@@ -81,6 +82,15 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     version, script = subject.scheduler_version, subject.script
     if version and not is_between(version, "22.05", "23.02"):
         return
+    of_job, is_whole = whole_number(script.value("--cpus-per-task")) or 0, script.value("--exclusive") == ""
+    if not version and not script.sets("SRUN_CPUS_PER_TASK"):
+        for command, option, threads, own in threads_of_steps(subject):
+            is_sure = threads == of_job or (option.startswith("--") and threads > of_job > 1)
+            if own is None and of_job != 1 and (is_sure or (is_whole and not of_job)):
+                of = " of Slurm 22.05 and 23.02" if of_job else ""
+                what = f"{plain(option)} is {threads}, but srun{of} may give the program one CPU"
+                yield Problem(command.line, what, f"use srun --cpus-per-task={threads}", "note")
+                return
     # Without a version, only scripts are judged with several tasks that use threads. Many sites bind each of
     # them to its CPUs, but a single task has those of the whole step.
     has_threads = any(name in _THREADS and _OF_TASK.fullmatch(value) for _, name, value in script.assignments)
@@ -192,6 +202,10 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
         what = f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum"
         yield Problem(subject.line_of("--ntasks"), what, "omit one of them")
+    elif tasks and per_node and tasks < per_node and subject.script.value("--nodes") is None:
+        what = f"with --ntasks={tasks}, the job has {counted(tasks, 'task')}, and not {per_node} per node"
+        remedy = f"write --nodes={tasks} if it is the number of nodes, or omit --ntasks-per-node"
+        yield Problem(subject.line_of("--ntasks"), what, remedy, "note")
 
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
-from ddp_hpc.lint.checks_program_limits import ONE_THREAD
+from ddp_hpc.lint.checks_program_limits import ONE_THREAD, threads_of
 from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, starts
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import text_of
@@ -71,6 +71,14 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     # On one node, a single process can use the CPUs of all tasks. One task per GPU suggests ranks.
     if has_one_node and not _has_task_per_gpu(subject):
         return
+    cpus = whole_number(subject.script.value("--cpus-per-task")) or 1
+    others = (start for start in starts(subject) if start.program != "python" and not has_one_node)
+    if start := next((s for s in others if any(number > cpus for _, number in threads_of(s))), None):
+        what = (
+            f"Slurm may spread the tasks over several nodes, but {plain(start.program)} uses only the first"
+        )
+        remedy = "request one task with --cpus-per-task, or add --nodes=1"
+        yield Problem(start.command.line, what, remedy, "note")
     pythons = [start for start in starts(subject) if _is_python_program(start)]
     if not pythons or _run_together(subject, pythons):
         return
