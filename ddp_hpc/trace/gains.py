@@ -21,6 +21,8 @@ from ddp_hpc.trace.wait_findings import has_long_waits
 _MUCH = 0.05
 """Fraction of a step that a gain must be to be named."""
 _MOST_NAMED = 3
+_FEW_STEPS = 3
+"""The least steps for which a device that lags behind the host would wait no more for it."""
 _FUSIBLE = ("elementwise", "copies", "softmax and reductions", "normalization", "quantization")
 # Kernels of torch itself, other than those that are fused already (foreach), and not those of Triton.
 _EAGER = re.compile(r"(?!.*multi_tensor_apply).*(at::native|\(anonymous namespace\)::)")
@@ -66,7 +68,9 @@ def gains(capture: Capture, wall_s: float) -> str:
     # Shorter kernels make a step shorter if they wait for the device, and not for their launch.
     is_limit = is_busy or statistics.fmean(delays or [0.0]) >= _MUCH * wall_s
     if capture.on_device and is_limit:
-        waits |= _sums(capture, _could_be_shorter, _alone_s) | {_ATTENTION: _unfused_attention_s(capture)}
+        shorter = _sums(capture, _could_be_shorter, _alone_s) | {_ATTENTION: _unfused_attention_s(capture)}
+        most_s = _gained_by_device_s(capture)
+        waits |= {what: min(gain_s, most_s) for what, gain_s in shorter.items()}
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
     whole = capture.a_step
     shares = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
@@ -83,6 +87,17 @@ def gains(capture: Capture, wall_s: float) -> str:
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in [*kinds][:_MOST_NAMED])
     longest_kernel = f"the longest of them, {short(name)}, takes {names[name] / total_s:.0%}"
     return f"{text} The time of the kernels that compute is {named}; {longest_kernel}."
+
+
+def _gained_by_device_s(capture: Capture) -> float:
+    """Returns the most that a step gains from shorter kernels: the time in which the host waits for the
+    device, if the device waits for the host in each step, too, so that the host limits the speed otherwise.
+    """
+    mean = capture.mean
+    by_host_s = mean.data_s + mean.snapshot_s + mean.idle_host_s + mean.idle_launch_s
+    if capture.num_steps < _FEW_STEPS or by_host_s < _MUCH * mean.wall_s:
+        return math.inf
+    return statistics.fmean(trace.blocked_s for trace in capture.ranks)
 
 
 def _start(capture: Capture) -> str:
@@ -103,7 +118,7 @@ def _hideable(mean: Times, exposed_s: float) -> str:
         return "a bound: what fits behind computation can be hidden"
     return (
         f"a bound: at most {free_s / (mean.wall_s or 1.0):.0%} fits behind computation, and the rest needs "
-        "less or faster communication"
+        "ranks that start it at the same time, or faster communication"
     )
 
 

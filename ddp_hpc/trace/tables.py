@@ -261,6 +261,8 @@ def steps(capture: Capture) -> Table:
     steps have more of than the others on the rank with the largest difference; of many steps, the slow ones.
     """
     slow = [vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps]
+    for one in slow:
+        one["part_name"] = "idle: " * (one["part"] in IDLE_CAUSES) + PART_NAMES[one["part"]]
     # Of the ranks, one that is slow itself rather than waiting for it in a collective.
     order = sorted(slow, key=lambda row: (row["part"] != "comm_exposed_s", row["excess_s"]))
     more = {row["step"]: row for row in order}
@@ -268,7 +270,7 @@ def steps(capture: Capture) -> Table:
     columns = [
         *[Column("rank", "slow on rank")] * (len(capture.ranks) > 1),
         Column("excess_s", "more than the others ms", ms),
-        Column("part", "most of it is", lambda part: "idle: " * (part in IDLE_CAUSES) + PART_NAMES[part]),
+        Column("part_name", "most of it is"),
         Column("part_s", "more ms", known(ms)),
         Column("call", "on the host in", known(short)),
         Column("call_s", "more ms", known(ms)),

@@ -191,13 +191,34 @@ def test_attention_in_several_kernels_is_found_by_the_shapes_of_its_scores(tmp_p
     assert said in text
 
 
+@pytest.mark.parametrize(("wait_us", "said"), [(0, ""), (60, "12% without float32 products")])
+def test_shorter_kernels_gain_at_most_the_time_in_which_the_host_waits_for_them(wait_us, said, tmp_path):
+    """In each of 4 steps of 500 us, the host loads data for 200 us, and the device runs for 300 us."""
+    events = []
+    for number in range(4):
+        at = 500 * number
+        dims = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+        events += [annotation(f"ProfilerStep#{number}", at, 500), annotation("data", at, 200)]
+        events += [event("cpu_op", "aten::mm", at + 200, 20, **dims)]
+        events += launch(number + 1, at + 205, "volta_sgemm_128x64_nn", at + 210, 290)
+        events += [event("cuda_runtime", "cudaStreamSynchronize", at + 400, wait_us)] * (wait_us > 0)
+    said_of_help = next(
+        text
+        for text in read_capture(write(tmp_path / "rank0.json", events).parent).findings
+        if text.startswith("What would help most")
+    )
+    assert "waiting for data" in said_of_help
+    assert ("float32 products" in said_of_help) == bool(said)
+    assert said in said_of_help
+
+
 def test_communication_is_hidden_at_most_behind_the_computation_that_hides_none_yet(tmp_path):
     """A step of 100 us has 10 us of computation beside 100 us of communication."""
     events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "hgemm", 0, 10)]
     events += launch(2, 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 90)
     (_, text, *_) = read_capture(write(tmp_path / "rank0.json", events).parent).findings
-    said = "(a bound: at most 10% fits behind computation, and the rest needs less or faster communication)"
-    assert f"90% without exposed communication {said}" in text
+    said = "(a bound: at most 10% fits behind computation, and the rest needs ranks that start it at the "
+    assert f"90% without exposed communication {said}same time, or faster communication)" in text
 
 
 def test_a_call_before_the_first_step_of_the_device_is_not_in_a_step(tmp_path):
@@ -436,7 +457,7 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
     table = tables.steps(capture)
     shortest, _, slow, _ = table.rows
     assert (shortest["order"], slow["order"], slow["busy_s"]) == ("shortest", "longest", slow["step"])
-    unknown = ["excess_s", "part", "part_s", "call", "call_s"]
+    unknown = ["excess_s", "part_name", "part_s", "call", "call_s"]
     assert [table.write(column, shortest) for column in table.columns[3:8]] == ["-"] * 5
     assert [column.field for column in table.columns[3:8]] == unknown, "before the parts of the steps"
     assert (slow["name"], slow["part"], slow["call"]) == ("step 3", "forward_s", "aten::mm")

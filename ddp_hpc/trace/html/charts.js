@@ -112,7 +112,7 @@ function drawTimeline(div, figure) {
   // Marks the bars of which `choose(trace)(index)` is true, and counts them by lane.
   const mark = (choose) => {
     found = choose ? bars.map((trace) => [...trace.base.keys()].map(choose(trace))) : null;
-    matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number][i] ? [[from, trace.x[i]]] : [])));
+    matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number][i] ? [[from, trace.x[i], trace.y[i]]] : [])));
     matches.sort((a, b) => a[0] - b[0]);
     longest = matches.reduce((most, [, length], i) => (length > matches[most][1] ? i : most), 0);
     shown = null;
@@ -150,6 +150,8 @@ function drawTimeline(div, figure) {
     const [from, length] = [matches[at][0], matches[at][1] || 0.001];
     show(Math.max(from - 4 * length, whole[0]), Math.min(from + 5 * length, whole[1]));
     shown = view();
+    const top = div.getBoundingClientRect().top + div._fullLayout.yaxis._offset + div._fullLayout.yaxis.l2p(matches[at][2]);
+    if (top < 0 || top > innerHeight) scrollBy(0, top - innerHeight / 2);
     const [number, all, most, ms] = [at + 1, matches.length, longest + 1, matches[longest][1]].map(numbers.format);
     output.textContent = `${number} of ${all}, the longest is ${most} (${ms} ms)`;
   };
