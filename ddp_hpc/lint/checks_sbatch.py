@@ -76,6 +76,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
         if script.commands and shebangs and script.commands[0].line < shebangs[0]:
             remedy += ", and the commands before it below the directives"
+        if re.match(r"!|#?\s*/\S*(?:sh|env)\b", script.lines[0]):
+            what, remedy = "no #! begins", "write #! at its beginning, without blanks"
         if late[:1] == [1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
         # Several of them are in notes with examples.
@@ -212,11 +214,15 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         elif d.value.startswith("="):
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
         else:
+            has_dash = d.value[0] in "\u2013\u2014"
+            what = f"{shown(d.value)} does not belong to an option, so sbatch rejects the script"
+            if has_dash:
+                what = f"a long dash instead of - or -- begins {shown(d.value[1:])}, so sbatch rejects it"
             yield Problem(
                 d.line,
-                f"{shown(d.value)} does not belong to an option, so sbatch rejects the script",
-                "write - instead of the dash"
-                if d.value[0] in "\u2013\u2014"
+                what,
+                "write - or -- instead of the dash"
+                if has_dash
                 else f"write --{plain(d.value[2:])}"
                 if d.value.startswith("__")
                 else "remove the blank before it, quote a value with blanks, or write # before a comment",
@@ -318,5 +324,5 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
         if not word.startswith("-") or word[1:2] not in letters:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
             yield Problem(
-                line, what, f"remove the line, or use sbatch --ignore-pbs, which ignores {prefix} lines"
+                line, what, f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
             )

@@ -30,7 +30,7 @@ _OF_PROGRAMS = re.compile(
     r"(?<!\$)\{\{[-=:]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)\d*[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
     r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
-    r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z]\w*%%",
+    r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z][\w-]*%%",
     re.VERBOSE,
 )
 # These may also be for the user, unless there are several.
@@ -41,7 +41,7 @@ _OF_EITHER = re.compile(
     r" | (?<=[=\s])(?:%[a-z]\w{2,}|@[A-Z]\w+)(?![\w%@.]) | \w+_PLACEHOLDER\b",
     re.VERBOSE,
 )
-_ALONE = re.compile(r"\s*<[A-Z][A-Z0-9_]*>\s*")
+_ALONE = re.compile(r"\s*(?:<[A-Z][A-Z0-9_]*>|_[A-Z][A-Z_]*_)\s*")
 _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edit)(?![a-z])", re.IGNORECASE)
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(

@@ -1427,6 +1427,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB028", "warning", S + "srun --pty bash\n./a.out\n"),
     ("JOB029", "note", S + "DIR = /tmp\n# ls $DIR\n./a.out\n"),
     ("SLURM026", "note", S + "#SBATCH -a 1-9 -o a.log --open-mode=append\n./a.out $SLURM_ARRAY_TASK_ID\n"),
+    ("JOB027", "note", "#!/bin/bash\n#PBS -l nodes=1:ppn=_CORES_\n_MODULES_\n./a.out\n"),
     ("JOB027", "note", S + "# Template: submit.py fills it in\n#SBATCH --nodes=NODES\n./a.out\n"),
     ("JOB007", "note", S + "#SBATCH --gres=gpu:1\n#SBATCH --gres=gpu:Tesla-V100:1\n./a.out\n"),
     ("JOB012", "note", S.replace("01:00:00", "12:00") + "./a.out\n"),
