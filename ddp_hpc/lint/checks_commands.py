@@ -75,7 +75,6 @@ _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cp
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _OF_SCRIPT = re.compile(r"\$0\b|\$\{0\}|BASH_SOURCE")
-_SET = re.compile(r"(?:^|[\s;])(\w+)=")
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
@@ -213,20 +212,13 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         return
 
 
-@check("SLURM030", "warning", "the script looks for its own directory")
-@check("PBS016", "warning", "the script looks for its own directory")
+@check("SLURM030", "note", "the script looks for its own directory")
+@check("PBS016", "note", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
-    # A script that asks whether it runs in a job, or whether its files exist, may find another way.
-    found = {name for line in script.lines if _OF_SCRIPT.search(line) for name in _SET.findall(line)}
-    for _, name, value in script.assignments:
-        found |= {name} if found & {*_VARIABLE.findall(value)} else set()
-    tests = re.findall(r"-[defrs] +[\"']?\$\{?(\w+)", script.text)
-    elsewhere = rf"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)|\w=[\"']?\$\{{?{variable}"
-    is_tested = re.search(elsewhere, script.text) or not found.isdisjoint(tests)
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -246,8 +238,6 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so "
                 f"{match[0]} does not point to your files",
                 f"use ${variable}",
-                # With an argument, or for a path of Python, a script may not need its own directory.
-                "note" if is_tested or re.search(r"\$\{\d+:?-|PYTHONPATH=", line) else None,
             )
 
 
@@ -326,7 +316,7 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("JOB029", "error", "a blank too many, or a missing one")
+@check("JOB029", "warning", "a blank too many, or a missing one")
 def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang):
@@ -349,9 +339,7 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")
         if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
             what = f"] is a part of {shown(command.words[-1])}, so the test fails"
-            # Without a value, [ -z ] is true, and with one, the test fails, so it works with a message.
-            is_harmless = re.search(r"\[ -z \$\{?\w+\}?\]$", " ".join(command.words))
-            yield Problem(command.line, what, "write a blank before ]", "note" if is_harmless else "warning")
+            yield Problem(command.line, what, "write a blank before ]", "note")
 
 
 @check("JOB031", "warning", "line 0 of a file for the first task of an array")

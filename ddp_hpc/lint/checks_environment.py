@@ -135,7 +135,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
         yield Problem(line, what, plain(remedy))
 
 
-@check("JOB030", "error", "PATH without the directories of the system")
+@check("JOB030", "warning", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         before = (c.line < line and c.text.startswith("module load") for c in subject.script.commands)

@@ -76,12 +76,16 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
         if script.commands and shebangs and script.commands[0].line < shebangs[0]:
             remedy += ", and the commands before it below the directives"
-        if re.match(r"!|#?\s*/\S*(?:sh|env)\b", script.lines[0]):
-            what, remedy = "no #! begins", "write #! at its beginning, without blanks"
-        if late[:1] == [1]:
+        damaged = re.match(r"(\S{1,3}#!)|(!|#?\s*/\S*(?:sh|env)\b)|[A-Z]*BATCH\b", script.lines[0])
+        if damaged and damaged[1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
-        # Several of them are in notes with examples.
-        severity: Severity | None = "note" if len(shebangs) > 1 else None
+        elif damaged and damaged[2]:
+            what, remedy = "no #! begins", "write #! at its beginning, without blanks"
+        elif damaged:
+            remedy += ", and write #SBATCH into the next line"
+        # Several of them, and directives below other lines, are in notes with examples.
+        are_notes = len(shebangs) > 1 or not (script.read() or damaged)
+        severity: Severity | None = "note" if are_notes else None
         yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
 
 

@@ -47,7 +47,7 @@ screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d @ the job ends while this runs @ start it 
 [^#]*--rdzv[-_]endpoint[= ]"?\w+:// @ the endpoint is HOST:PORT, without a protocol @ omit it
 cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name
 (?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s @ users cannot do this in a job @ use a container @ note
-\$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $
+\$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $ @ note
 (source|python3?|module|conda|cd|torchrun)\s+\1\s @ this word is written twice @ omit one
 (?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z] @ source opens such a file @ omit it
 <LAUNCH><NAME>=\S @ the launcher takes this for a program @ write it before the launcher
@@ -66,7 +66,7 @@ for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq 
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
 [^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]
     @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after it
-<ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write "
+<ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ here, > writes to a file @ write -gt or -ge

@@ -1347,7 +1347,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
     # Without a value, the test is true, and with one, it fails, as meant.
     ("JOB029", "note", S + 'if [ -z "$1"]; then echo usage; fi\n'),
-    ("JOB029", "warning", S + 'if [ -n "$1"]; then echo usage; fi\n'),
+    ("JOB029", "note", S + 'if [ -n "$1"]; then echo usage; fi\n'),
     # The oneCCL bindings for PyTorch read it.
     ("JOB035", "note", S + "export CCL_BLOCKING_WAIT=1\n./a.out\n"),
     # Some scripts narrow a block of directives that all of them share.
@@ -1393,18 +1393,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Nothing after it uses the environment.
     ("JOB023", "note", S + "conda activate a\n/opt/envs/a/bin/python a.py\n"),
     ("JOB023", "warning", S + "conda activate a\npython a.py\n"),
-    # The script may find its files in another way.
-    ("SLURM030", "note", S + 'DIR=$(dirname "$0")\n[ -f "$DIR/a.sh" ] && . "$DIR/a.sh"\npython a.py\n'),
-    ("SLURM030", "warning", S + 'DIR=$(dirname "$0")\n. "$DIR/a.sh"\npython a.py\n'),
-    ("SLURM030", "note", S + 'DIR=${1:-$(dirname "$0")}\ncd "$DIR"\npython a.py\n'),
-    (
-        "SLURM030",
-        "warning",
-        S + 'DIR=$(dirname "$0")\n[ -d "$DATA_DIR" ] || exit 1\n. "$DIR/a.sh"\npython a.py\n',
-    ),
-    ("SLURM030", "note", S + 'DIR=$(dirname "$0")\nROOT=$DIR/..\n[ -d "$ROOT" ] || exit 1\ncd $ROOT\n'),
-    ("SLURM030", "note", S + 'if [ $A ]; then D=$SLURM_SUBMIT_DIR; else D=$(dirname "$0"); fi\ncd $D\n'),
-    ("SLURM030", "note", S + 'PYTHONPATH="$(dirname $0)/..":$PYTHONPATH srun python /home/me/a.py\n'),
     # A script without requests may get them on the command line, and late directives may be for another job.
     ("JOB022", "note", S + "srun ./a.out -t $SLURM_CPUS_PER_TASK\n"),
     ("JOB022", "warning", S + "#SBATCH --ntasks=2\nsrun ./a.out -t $SLURM_CPUS_PER_TASK\n"),
