@@ -180,8 +180,9 @@ class Gap:
     """A time in which a device did nothing, and what the host did for the largest part of it."""
 
     step: int | None
+    """None before the first step, and if no steps are marked."""
     after_s: float
-    """The time from the start of the step to the gap."""
+    """The time from the start of the step, or of the first one, to the gap."""
     dur_s: float
     call: str
     """As in HostTime."""

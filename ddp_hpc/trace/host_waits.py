@@ -57,7 +57,8 @@ def host_waits(
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:
     found = []
     step_at = index_at((steps.starts, steps.ends), gaps.begins)
-    lengths = (gaps.ends - gaps.begins) * ((step_at >= 0) | (not steps.separator))
+    is_shown = (step_at >= 0) | (not steps.separator) | (gaps.begins < steps.starts.min(initial=2**62))
+    lengths = (gaps.ends - gaps.begins) * is_shown
     for at in np.argsort(-lengths, kind="stable")[:_MOST_GAPS].tolist():
         begin, end, event = int(gaps.begins[at]), int(gaps.ends[at]), int(gaps.event[at])
         if not lengths[at]:
@@ -73,7 +74,7 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
         found.append(
             Gap(
                 step=steps.numbers[step_at[at]] if step_at[at] >= 0 else None,
-                after_s=(begin - int(steps.starts[step_at[at]])) * 1e-9,
+                after_s=(begin - int(steps.starts[max(step_at[at], 0)])) * 1e-9,
                 dur_s=(end - begin) * 1e-9,
                 call=call,
                 operator=operator,

@@ -18,6 +18,8 @@ HINTS = {
     "launch call": "The call that launches the next kernel had begun.",
     "kernel queued": "The call had returned, but the next kernel had not started.",
     "gaps": "Of the 10 longest gaps on each rank.",
+    "in step": "'-' is before the first step.",
+    "longest us": "Of the calls in the steps; a search in the timeline finds others, too.",
     "waits of the host": "Calls that can wait for the device or the driver, and long times without a call.",
     "inside": "The outermost operator and the innermost annotation around the wait.",
     "device idle ms": "The time in which the device has nothing to do, for waits also right after them.",

@@ -189,13 +189,13 @@ def gaps(capture: Capture) -> Table:
         Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), ms),
         Column("kernel", "kernel after it", kernel_name(capture)),
     ]
-    rows: dict[str, Row] = {}
+    rows: dict[tuple[str, bool], Row] = {}
     for gap, rank in sorted(
         ((gap, trace.rank) for trace in capture.ranks for gap in trace.gaps), key=lambda one: -one[0].dur_s
     ):
         place = host_name(gap.call, gap.operator)
         known = {"rank": rank, "call": place, "kernel": gap.kernel or "-", "num_gaps": 0, "total_s": 0.0}
-        row = rows.setdefault(place, vars(gap) | known)
+        row = rows.setdefault((place, gap.step is None), vars(gap) | known)
         row |= {"num_gaps": row["num_gaps"] + 1, "total_s": row["total_s"] + gap.dur_s}
     hidden = {"rank": len(capture.ranks) == 1, "step": not capture.has_steps}
     shown = sorted(rows.values(), key=lambda row: -row["total_s"])[:_MOST_GAP_ROWS]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from benchmarks.trace_oracle import COLUMNS, truth
+from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import REGIONS
 from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace import accumulated
@@ -204,6 +205,16 @@ def test_without_marks_a_step_is_the_time_between_two_updates(tmp_path):
         "Before the first step, which counts in no other number here, the host spends 10.1 ms: 9 ms in "
         "cudaLaunchKernel, 1.04 ms in Python, or code that was not recorded."
     )
+
+
+def test_the_longest_gaps_contain_those_before_the_first_step(tmp_path):
+    events = [call(8, 0), kernel(8, 5, 10), call(9, 700), kernel(9, 705, 10)]
+    for i in range(3):
+        at = 1000 + 100 * i
+        events += [annotation(f"ProfilerStep#{i}", at, 100), call(i, at + 30), kernel(i, at + 35, 60)]
+    rows = tables.gaps(read_capture(write(tmp_path / "t.json", events))).rows
+    assert [(row["step"], row["num_gaps"], round(row["dur_s"] * 1e6)) for row in rows[:1]] == [(None, 2, 690)]
+    assert {row["step"] for row in rows} - {None} <= {0, 1, 2}
 
 
 def test_a_recording_without_steps_begins_with_its_first_kernel(tmp_path):
