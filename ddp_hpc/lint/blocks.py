@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -58,8 +57,8 @@ def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple
         line = lines[command.line - 1]
         is_last = is_whole and _ends_script(command, line.removeprefix(margin))
         # After an exit in a subshell, the script goes on.
-        following = bisect(edges, (command.line, True))
-        if is_last and not any(closes for _, closes in edges[following : following + 1]):
+        before_it = [closes for number, closes in edges if number <= command.line] if is_last else []
+        if is_last and before_it[-1:] != [False]:
             return tuple(reached), command.line
         before = command.ends
         margin = line[: len(line) - len(line.lstrip())] if depth == 0 else ""

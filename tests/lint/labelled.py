@@ -420,6 +420,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB021", False, S + "#SBATCH --mem=4000\n"),
     ("JOB022", False, S + "scontrol show hostnames $SLURM_JOB_NODELISTS | head -n 1\n"),
     ("JOB003", False, S + "#=\n    pwd\n    srun julia a.jl\n    exit\n=#\nf(x) = (x\n"),
+    ("JOB003", False, S + "srun julia a.jl\nexit\n# =#\nf(\n  x,\n)\n(y\n"),
     ("JOB024", False, S + "./a --x \\ #--y \\\n  --z 1\n"),
     ("JOB016", False, "#!/bin/bash\n#PBS -N bwa_<NUMBER>\n#PBS -o bwa_<NUMBER>.out\n./a\n"),
     ("JOB022", False, S + "cd ${SLURM_SUBMIT_DIR:-$PBS_O_WORKDIRS}\n./x ${SLURM_CPUS_PER_TASK:-1}\n"),
