@@ -47,21 +47,18 @@ def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple
     """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line.
 
     Without such a command, these are all commands, and a larger number than that of any line. Such a command
-    begins a line, with as many blanks as the command before it, is outside of all blocks and parentheses, and
-    depends on no other command.
+    begins a line without a blank, is outside of all blocks and parentheses, and depends on no other command.
     """
-    reached, before, margin, edges = [], "\n", "", _edges_of_parentheses(lines)
+    reached, before, edges = [], "\n", _edges_of_parentheses(lines)
     for command, depth in with_depth(commands):
         reached.append(command)
         is_whole = depth == 0 and {before, command.ends} <= {"\n", ";"}
-        line = lines[command.line - 1]
-        is_last = is_whole and _ends_script(command, line.removeprefix(margin))
+        is_last = is_whole and _ends_script(command, lines[command.line - 1])
         # After an exit in a subshell, the script goes on.
         before_it = [closes for number, closes in edges if number <= command.line] if is_last else []
         if is_last and before_it[-1:] != [False]:
             return tuple(reached), command.line
         before = command.ends
-        margin = line[: len(line) - len(line.lstrip())] if depth == 0 else ""
     return tuple(reached), sys.maxsize
 
 

@@ -84,7 +84,7 @@ _IN_LOCAL_FOLDER = re.compile(
     r"/(?:tmp(?!/work/)|dev/shm|local|lscratch)/|\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS)\b"
 )
 _ON_ALL_NODES = re.compile(
-    r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b"
+    r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|mkdir|rsync|tar|unzip|mv)\b"
 )
 
 
@@ -109,9 +109,6 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
                 None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
             )
             return
-        if match and is_activation and re.findall(r"\bset ([-+])\w*u", before)[-1:] == ["-"]:
-            what = f"with set -u, an unset variable of a package's script ends the job at {name} activate"
-            yield Problem(command.line, what, f"write set +u before {name} activate", "note")
         before += command.text + "\n"
 
 

@@ -37,7 +37,12 @@ def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:
     inside = [word for word in start.words[1:] if _MPI.fullmatch(word)]
     is_local = re.search(r"fork|localhost|-launcher|-hosts?\b|-H\b|hostfile|machinefile", start.command.text)
     num_starts = (start.num_ranks or 1) if start.is_launched else 1
-    if inside and num_starts > 1 and not re.search(r"\s--?np?[ =]1\b", " ".join(start.words)):
+    if (
+        inside
+        and num_starts > 1
+        and not is_local
+        and not re.search(r"\s--?np?[ =]1\b", " ".join(start.words))
+    ):
         what = (
             f"{start.command.name} starts {num_starts} containers, and {inside[0]} starts all ranks in each"
         )

@@ -30,7 +30,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
     for line, options in of_deepspeed:
         given = options.get("--include", "").removeprefix("localhost:")
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
-            has = f"the job has {counted(gpus, 'GPU')} per node, numbered from 0"
+            has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
             what = f"deepspeed uses GPUs {given}, but {has}"
             yield Problem(line, what, "omit --include")
     is_shared = gpus and subject.script.value("--exclusive") != ""
@@ -42,7 +42,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
             value = (start.given(option) or "").removeprefix("cuda:")
             is_list = "," in value or option.endswith(("id", "ids", "device"))
             if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
-                has = f"the job has {counted(gpus or 0, 'GPU')} per node, numbered from 0"
+                has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
                 what = f"{option} selects GPU {value}, but {has}"
                 yield Problem(start.command.line, what, "number the GPUs from 0")
     is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
@@ -71,7 +71,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
             yield Problem(
                 line,
-                f"CUDA_VISIBLE_DEVICES={value}, but a node has {counted(gpus, 'GPU')}, numbered from 0",
+                f"CUDA_VISIBLE_DEVICES={value}, but the job gets {counted(gpus, 'GPU')} of a node",
                 "remove it, as the scheduler sets it",
                 # CUDA ignores the first number that does not exist, and those after it.
                 "note" if value.startswith(",".join(map(str, range(gpus)))) else None,

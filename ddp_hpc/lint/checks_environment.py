@@ -130,9 +130,9 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name in found:
         key = "the key of " * (" " in name) + plain(name)  # a command such as wandb login, or a variable
         what = f"the script contains {key}, which anyone who can read the script or its repository can use"
-        variable = "WANDB_API_KEY" if "wandb" in name else name if " " not in name else "NAME"
+        variable = "WANDB_API_KEY" if "wandb" in name else plain(name) if " " not in name else "NAME"
         remedy = f"revoke it, and read a new one from a private file: {variable}=$(cat ~/.secrets/FILE)"
-        yield Problem(line, what, plain(remedy))
+        yield Problem(line, what, remedy)
 
 
 @check("JOB030", "warning", "PATH without the directories of the system")

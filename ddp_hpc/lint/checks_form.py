@@ -37,11 +37,11 @@ _LISTS = frozenset(
 _ONLY_NAMES = frozenset(
     (
         *("--job-name", "--output", "--error", "--open-mode", "--mail-type", "--mail-user", "--comment"),
-        *("--verbose", "--quiet", "--account"),
+        *("--verbose", "--quiet", "--account", "--export", "--nodelist"),
         *("-N", "-o", "-e", "-j", "-m", "-M"),
     )
 )
-_DEFAULTS = frozenset((f"--{of}", "1") for of in ("nodes", "ntasks", "cpus-per-task", "ntasks-per-node"))
+_DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
@@ -94,14 +94,13 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     lines = sorted({d.line for d in late})
     if lines and _belong_to_job(script, late) and is_reached(script, lines[0]):
         others = f" and {counted(len(lines) - 1, 'other')} come" if len(lines) > 1 else " comes"
+        flags, given = {d.flag for d in late}, {d.flag for d in script.read()}
         yield Problem(
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
-            "move it to the other directives, above set, module and cd",
+            "move it to the other directives, above the first command",
             # They may be those of another job, and names of logs with variables have no better place.
-            "note"
-            if {d.flag for d in late} & {d.flag for d in script.read()} or all(map(_is_without_loss, late))
-            else None,
+            "note" if 2 * len(flags - given) <= len(flags) or all(map(_is_without_loss, late)) else None,
         )
 
 
@@ -159,8 +158,8 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         )
         what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
         is_misspelled = match[3] != near and not match[2]
-        place = "in this spelling" if is_misspelled else "at the very beginning of the line"
-        remedy = f"write #{near} {place}, or ##{near} to disable it"
+        fix = f"spell it #{near}" if is_misspelled else f"write #{near} at the very beginning of the line"
+        remedy = f"{fix}, or write ##{near} to disable it"
         loss = _loss_of(_flags(subject, match.string))
         yield Problem(number, what, remedy, "note" if may_be_disabled else loss)
 
@@ -215,7 +214,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     pairs += [(d.line, d.flag, d.value) for d in read]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies
-        if seen.get(name, ",") not in (value, ",") and not is_none:
+        is_same = name in ("-k", "-m") and sorted(seen.get(name, "")) == sorted(value)
+        if seen.get(name, ",") not in (value, ",") and not (is_none or is_same):
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
@@ -296,8 +296,10 @@ def _instead_of_variable(d: Directive) -> str:
     patterns = {"ARRAY": "%A_%a", "JOB_?ID": "%j", "USER|LOGNAME": "%u", "JOB_?NAME": "%x"}
     of_slurm = (to for name, to in patterns.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value))
     if d.flag in ("--output", "--error") and (pattern := next(of_slurm, "")):
-        return f"write {pattern}"
-    if re.search(r"\$\{?\w*JOB_?ID", d.value):
+        return f"write {pattern} instead of the variable" + " and the value of the other" * (
+            d.value.count("$") > 1
+        )
+    if d.flag in ("-N", "--job-name") and re.search(r"\$\{?\w*JOB_?ID", d.value):
         return "leave the job ID out"
     return "write the literal value, or pass the option to qsub or sbatch on the command line"
 

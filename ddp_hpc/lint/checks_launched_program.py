@@ -49,7 +49,8 @@ _LOCAL = table(r"""
     @ the program takes the number among all ranks for that of a GPU @ use int(os.environ["LOCAL_RANK"])
 """)
 _OF_LIGHTNING = re.compile(
-    r"[\s-]trainer\.(?:devices|strategy|num_nodes|gpus)[= ]|[\s.-](?:strategy|distributed_backend)[= ]\"?ddp"
+    r"[\s-]trainer\.(?:devices|strategy|num_nodes|gpus)[= ]"
+    r"|[\s.-](?:strategy|distributed_backend)[= ]\"?ddp(?![a-z])"
 )
 # A script with one of these may hide the tasks of Slurm from Lightning, or start the ranks itself.
 _OTHER_RANKS = re.compile(r"unset SLURM|SLURM_(?:NTASKS|JOB_NAME)=|torchrun|torch\.distributed|\bRANK=")

@@ -82,7 +82,7 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
 def _waits_for_all(script: Script) -> Iterator[Problem]:
     """Yields a wait that hides failures in the background from a script with set -e."""
     started, wait = False, 0
-    checks_itself = re.search(r"set \+e|\$!|\bwait\s+-n|jobs -p", script.text)
+    checks_itself = re.search(r"set \+e|\$!|\bkill\b|\bwait\s+-n|jobs -p", script.text)
     for command in script.commands if _ENDS_AT_ERRORS.search(script.text) and not checks_itself else ():
         if command.ends == "&" or command.words[0] in ("else", "elif", "esac"):
             started, wait = command.ends == "&", 0

@@ -51,7 +51,7 @@ _OF_STEP = re.compile(
 )
 _OTHER_CPUS = re.compile(r"--(?:cpu-bind|cpus-per-gpu|jobid|het-group|overlap|exclusive)|unknown|ambiguous")
 # Commands that use no more than one CPU, and containers, whose programs are judged.
-_IS_LIGHT = re.compile(
+IS_LIGHT = re.compile(
     r"|module|ml|source|\.|export|cd|mkdir|echo|printf|date|rm|cp|mv|ln|cat|gzip|gunzip|zcat|awk|gawk|sed|grep|sort|"
     r"uniq|cut|head|tail|wc|ls|set|unset|conda|mamba|hostname|pwd|sleep|time|for|done|fi|esac|case|while|\[+|test|exit|"
     r"samtools|bcftools|bedtools|bowtie2?-build|\S*-build|tar|unzip|mkfifo|basename|dirname|local|ulimit|shopt|read|"
@@ -112,7 +112,8 @@ def threads_of_steps(subject: Subject) -> Iterator[tuple[Command, str, int, int 
         given, words = read_command(command.argv[1:], of_srun=True)
         flags = {d.fault or d.flag: d.value for d in given}
         found = None if any(map(_OTHER_CPUS.fullmatch, flags)) else _OF_STEP.search(" ".join(words))
-        number = whole_number(subject.value_of(found[2])) if found and words[0][0] not in "$:" else None
+        is_program = bool(words) and words[0] != "ssh" and words[0][:1] not in ("$", ":", "")
+        number = whole_number(subject.value_of(found[2])) if found and is_program else None
         tasks, cpus = flags.get("--ntasks", "1"), flags.get("--cpus-per-task")
         is_one = tasks == "1" and ("--ntasks" in flags or not subject.has_many_tasks)
         if found and number and number > 1 and is_one:
@@ -127,7 +128,7 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
     body = "\n".join(command.text for command in script.commands)
     if tasks - {None, "1"} or _USES_CPUS.search(body) or any(c.ends == "&" for c in script.commands):
         return
-    others = {command.name for command in script.commands if not _IS_LIGHT.fullmatch(command.name)}
+    others = {command.name for command in script.commands if not IS_LIGHT.fullmatch(command.name)}
     if not others <= {name.lower() for name in ONE_THREAD}:
         return
     for command in script.commands:

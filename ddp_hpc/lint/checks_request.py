@@ -21,6 +21,7 @@ _INTERPRETER = re.compile(
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _MAX_CHARS = 500
+_MOST_MINUTES = 20 * 1440  # few sites allow longer jobs
 
 
 @check("JOB010", "note", "no walltime")
@@ -68,7 +69,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
         yield Problem(line, what, f"write {text}:00:00")
     elif subject.scheduler.reader.bare_walltime_unit_s == 60 and re.fullmatch(r"[1-9]\d{3,6}", text):
-        if int(text) % 3600 == 0:
+        if int(text) % 3600 == 0 and int(text) > _MOST_MINUTES:
             what = f"{subject.scheduler.title} reads walltime {text} as minutes: {int(text) / 1440:g} days"
             yield Problem(line, what, f"write {int(text) // 3600}:00:00 if these are seconds", "note")
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):

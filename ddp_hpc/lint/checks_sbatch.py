@@ -62,6 +62,14 @@ def _options(subject: Subject) -> Iterator[Directive]:
             yield d
 
 
+# The beginning of a script, and of a first line that should be one.
+_BEGINS = re.compile(r"#!|#SBATCH\b")
+_DAMAGED = re.compile(
+    r"(.{1,3}#!)|(!\s*/|#?\s*/(?:usr/(?:local/)?)?bin/(?:env +)?\w*sh(?: +-\w+)*\s*$)|[A-Z]*BATCH\b"
+)
+_MOST_BEFORE = 5
+
+
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
@@ -76,7 +84,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
         if script.commands and shebangs and script.commands[0].line < shebangs[0]:
             remedy += ", and the commands before it below the directives"
-        damaged = re.match(r"(\S{1,3}#!)|(!|#?\s*/\S*(?:sh|env)\b)|[A-Z]*BATCH\b", script.lines[0])
+        damaged = _DAMAGED.match(script.lines[0])
         if damaged and damaged[1]:
             what, remedy = "other characters than #! begin", "remove what comes before #!"
         elif damaged and damaged[2]:
@@ -84,7 +92,9 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         elif damaged:
             remedy += ", and write #SBATCH into the next line"
         # Several of them, and directives below other lines, are in notes with examples.
-        are_notes = len(shebangs) > 1 or not (script.read() or damaged)
+        begins = next((n for n, line in enumerate(script.lines, 1) if _BEGINS.match(line)), 1)
+        num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
+        are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
         severity: Severity | None = "note" if are_notes else None
         yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
 

@@ -36,7 +36,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             return
         what = f"bash -n reports: {plain(message)}"
         # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
-        is_whole = document and script.text.rstrip().rpartition("\n")[2].startswith(document.delimiter)
+        last = script.text.rstrip().rpartition("\n")[2]
+        is_whole = document and re.match(rf"{re.escape(document.delimiter)}(?!\w)", last)
         is_at_end = "end of file" in message
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
         is_known = block and (is_at_end or (re.search(r"token `(?:done|fi|esac|\})'", message) and block[2]))

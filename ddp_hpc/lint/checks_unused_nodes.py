@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
-from ddp_hpc.lint.checks_program_limits import ONE_THREAD, threads_of
+from ddp_hpc.lint.checks_program_limits import IS_LIGHT, ONE_THREAD, threads_of
 from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, starts
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import text_of
@@ -44,10 +44,12 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             is_note = is_python and (may_spread or _names_launcher(start))
             yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return
-        if start.program in ONE_THREAD:
-            what = f"the job has {nodes} nodes, but {plain(start.program)} can use only the first one"
-            yield Problem(start.command.line, what, "request one node", "note")
-            return
+    others = [
+        one for one in starts(subject) if not IS_LIGHT.fullmatch(one.program) or one.program in ONE_THREAD
+    ]
+    if others and all(one.program in ONE_THREAD for one in others):
+        what = f"the job has {nodes} nodes, but {plain(others[0].program)} can use only the first one"
+        yield Problem(others[0].command.line, what, "request one node", "note")
 
 
 def _names_launcher(start: Start) -> bool:

@@ -111,7 +111,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     yield from _unset_numbers_of_ranks(subject, read)
     of_launchers = " ".join(command.text for command in script.launches())
     for name, options in reader.variables_of_options.items():
-        if name not in read or any(script.value(o) is not None or o in of_launchers for o in options):
+        is_given = any(script.value(option) is not None or option in of_launchers for option in options)
+        if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
             continue
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
         if lines:
@@ -202,7 +203,7 @@ def _read_variables(subject: Subject) -> dict[str, int]:
         if command.name.startswith("mpi"):  # it sets these for its ranks
             of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]
         # Without a list, scontrol takes that of the job.
-        text = re.sub(r"scontrol show hostnames?\s+\S+", "", text)
+        text = re.sub(r"scontrol show hostnames?\s+[^\s\"]+", "", text)
         for name in (*_expanded(expanded_in_shell(text)), *of_tasks):
             read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from ddp_hpc.lint import (
@@ -142,15 +142,16 @@ def _may_be_notes(script: Script) -> tuple[Severity, ...]:
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
     several shebangs.
     """
-    first, *others = script.lines
+    first = script.lines[0]
     # In a here-document, it is that of another script.
-    num_later = sum(
-        bool(re.match(r"#![ \t]*/", line)) and not script.is_quoted(number)
-        for number, line in enumerate(others, start=2)
-    )
-    if num_later > 1:
+    later = [
+        (line, following)
+        for number, (line, following) in enumerate(pairwise((*script.lines[1:], "")), start=2)
+        if re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
+    ]
+    if sum(following.startswith(("#SBATCH", "#PBS")) for _, following in later) > 1:
         return ("error", "warning")
-    return ("warning",) if not first.startswith("#!") and ("#!" in first or num_later) else ()
+    return ("warning",) if not first.startswith("#!") and ("#!" in first or later) else ()
 
 
 def _in_template(

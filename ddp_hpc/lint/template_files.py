@@ -20,7 +20,7 @@ from ddp_hpc.lint.placeholders import (
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
 _NAMED = re.compile(
     r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
-    r"|(?:templates?|TEMPLATES?|(?<![a-z])(?:tmpl|skeleton|header))(?![a-z])|[a-z]Template(?![a-z])",
+    r"|(?<![A-Za-z])(?:(?:job)?templates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
@@ -53,6 +53,11 @@ _IN_TEMPLATES = re.compile(
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
 _MAX_PROGRAMS = 60
 _MOST_COMMENTS = 20
+_SAYS_TEMPLATE = re.compile(
+    r"#+ *(?:(?:this is (?:a|the) |this )?(?:job |slurm |sbatch |pbs |batch )?template\b"
+    r"|.*\b(?:are|is|be|values?) (?:auto-updated|substituted|preprocessed)\b)",
+    re.IGNORECASE,
+)
 _MAX_BYTES = 200_000
 _MAX_CHARS = 500
 
@@ -126,10 +131,7 @@ def _in_template(text: str) -> str:
 
 def _is_called(script: Script) -> bool:
     """Returns whether a comment at the beginning says that the file is a template."""
-    comments = (line for line in script.lines[:_MOST_COMMENTS] if re.match(r"#(?!SBATCH|PBS)", line))
-    return any(
-        re.search(r"(?i)\btemplate\b|\bsubstitut|\bpreprocessed\b|auto-updated", one) for one in comments
-    )
+    return any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
 
 
 def _is_named(path: Path) -> bool:

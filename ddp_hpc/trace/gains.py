@@ -93,9 +93,12 @@ def _gained_by_device_s(capture: Capture) -> float:
     """Returns the most that a step gains from shorter kernels: the time in which the host waits for the
     device, if the device waits for the host in each step, too, so that the host limits the speed otherwise.
     """
-    mean = capture.mean
-    by_host_s = mean.data_s + mean.snapshot_s + mean.idle_host_s + mean.idle_launch_s
-    if capture.num_steps < _FEW_STEPS or by_host_s < _MUCH * mean.wall_s:
+    by_host = [
+        (times.data_s + times.snapshot_s + times.idle_host_s + times.idle_launch_s) / (times.wall_s or 1.0)
+        for trace in capture.ranks
+        for times in (step.times for step in trace.steps)
+    ]
+    if capture.num_steps < _FEW_STEPS or min(by_host) < _MUCH:
         return math.inf
     return statistics.fmean(trace.blocked_s for trace in capture.ranks)
 

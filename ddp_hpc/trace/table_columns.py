@@ -29,7 +29,7 @@ HINTS = {
     "longest module": "The one that takes longest on the host; the numbers are those of all of its class.",
     "exposed ms": "The time in which nothing is computed.",
     "median ms": "Half of the calls are shorter; of collectives, with the time of waiting for late ranks.",
-    "median us": "Half of the calls are shorter, over all ranks and steps.",
+    "median us": "About half of the calls are shorter, over all ranks and steps.",
     "median transfer ms": "From the start on the last rank to the end; unknown (-) without the other ranks.",
     "busbw GB/s": "The bus bandwidth of the transfer, as defined by nccl-tests.",
     "Tensor or matrix cores": "The share of the time of kernels whose names show it; '-' if names do not.",

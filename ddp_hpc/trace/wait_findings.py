@@ -36,12 +36,6 @@ _SOME, _MANY_KERNELS, _EACH_S, _MOST_NAMED = 0.02, 30, 1e-4, 2
 these for which launching is the cause, and the most calls to name."""
 _HAS_FUSED = re.compile(r"#(Adam|AdamW|SGD|Adagrad)\.")  # for CUDA in torch 2.13
 _ALLOCATES, _ANY = r"\w*(Free|[Aa]lloc)", r"\w*(Synchronize|Memcpy)"
-_LARGE_COPY = 2**20
-"""The bytes from which on a copy is one of the data, and not of an index or a number."""
-_SMALL_COPY = (
-    "It copies a tensor from the host to the device after all earlier work of the stream: create the tensor "
-    "(such as an index) on the device, or copy it from pinned memory with non_blocking=True."
-)
 _CALLS = (
     (
         _ALLOCATES,
@@ -59,13 +53,9 @@ _CALLS = (
     (
         _ANY,
         "HtoD|HostToDevice",
-        _SMALL_COPY,
-    ),
-    (
-        _ANY,
-        "HtoD|HostToDevice",
-        "It copies a batch to the device after all earlier work of the stream: copy it from pinned memory "
-        "(pin_memory=True of the DataLoader) with non_blocking=True.",
+        "It copies a tensor from the host to the device after all earlier work of the stream: copy it from "
+        "pinned memory (pin_memory=True of the DataLoader) with non_blocking=True, or create it on the "
+        "device if it is small, such as an index.",
     ),
     (_ANY, "", "If the program does not need to wait there, the host can launch more work in this time."),
 )
@@ -93,7 +83,6 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             text
             for words, copy, text in _CALLS
             if re.match(words, first["name"]) and re.search(copy, first["reason"])
-            if text != _SMALL_COPY or _mean_bytes(capture, first["reason"]) < _LARGE_COPY
         )
         reasons = [f"the copy {first['reason']}"] if first["reason"] else []
         if first["comm_s"] >= first["total_s"] / 2:
@@ -112,12 +101,6 @@ def waits_of_host(capture: Capture) -> Iterator[str]:
             f"The host stands still for {_share(still_s, capture)}: it waits or computes without a recorded "
             f"call{part} in {_place(still[0])}. {_cost(still, capture)}"
         )
-
-
-def _mean_bytes(capture: Capture, copy: str) -> float:
-    """Returns the mean size of the copies with this name; 0 if it is unknown."""
-    kernels = [one for trace in capture.ranks for one in trace.kernels if one.is_copy and copy in one.name]
-    return sum(one.bytes for one in kernels) / max(sum(one.num_calls for one in kernels), 1)
 
 
 def _in_steps(rows: Sequence[Row]) -> list[Row]:
@@ -177,9 +160,10 @@ def before_steps(capture: Capture, wall_s: float) -> Iterator[str]:
             for one in trace.startup[:_MOST_AT_START]
             if one.total_s >= _MUCH_AT_START * whole_s
         ]
+        parts = f": {', '.join(longest)}" if longest else ""
         yield (
             f"Before the first step, which counts in no other number here, the host{of_rank} spends "
-            f"{duration(whole_s)}: {', '.join(longest)}."
+            f"{duration(whole_s)}{parts}."
         )
 
 
