@@ -239,7 +239,8 @@ def _with_words(script: Script, command: Command) -> Command:
     words: list[str] = []
     for word in command.words:
         is_variable = re.fullmatch(r"\$\{?\w+\}?", word) and f'"{word}"' not in command.text
-        words += _with_values(script, word).split() if is_variable else [word]
+        # The value of an array is not recorded.
+        words += (_with_values(script, word).split() if is_variable else []) or [word]
     return replace(command, words=tuple(words))
 
 

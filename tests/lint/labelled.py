@@ -420,6 +420,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB021", False, S + "#SBATCH --mem=4000\n"),
     ("JOB022", False, S + "#SBATCH -N 2\n: ${SLURM_NTASKS:=32}\nmpirun -np $SLURM_NTASKS ./a\n"),
     ("RANK013", False, S + "#SBATCH -N 4\nsamtools faidx a\nabyss-pe np=8\n"),
+    ("RANK031", False, S + "N=(1)\nsrun -n $N ./a.out -d ','\n"),
     ("JOB037", False, S + 'srun "" -p 4\n'),
     ("JOB022", False, S + "scontrol show hostnames $SLURM_JOB_NODELISTS | head -n 1\n"),
     ("JOB003", False, S + "#=\npwd\nsrun julia a.jl\nexit\n=#\nf(x) = (x\n"),
