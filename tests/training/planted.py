@@ -49,7 +49,9 @@ def one_step(self, position, *rest):
         if kind == "leave":
             os._exit(0)
         if kind == "stick":
-            time.sleep(600)
+            # A signal just before a single long sleep would be handled only after it.
+            for _ in range(6000):
+                time.sleep(0.1)
         if kind.startswith("SIG"):
             os.kill(os.getpid(), signal.Signals[kind])
     if position.step == 2 and kind == "stop" and self.group.world.rank == int(rank):
