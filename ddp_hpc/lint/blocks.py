@@ -20,8 +20,7 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
     """Yields each command with the number of blocks around it, without those of parentheses."""
     depth = 0
     for command in commands:
-        words = command.words[2:] if command.words[0] == "function" else command.words
-        for word in takewhile(_KEYWORDS.__contains__, words):
+        for word in _keywords(command):
             depth += (word in _OPENS) - (word in _CLOSES)
         yield command, depth
 
@@ -32,8 +31,7 @@ def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
     """
     open_: list[tuple[str, int]] = []
     for command in commands:
-        words = command.words[2:] if command.words[0] == "function" else command.words
-        for word in takewhile(_KEYWORDS.__contains__, words):
+        for word in _keywords(command):
             if word in _OPENS:
                 open_.append((word, command.line))
             elif word in _CLOSES and open_:
@@ -41,6 +39,11 @@ def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
                     return *open_[-1], True
                 open_.pop()
     return (*open_[-1], False) if open_ else None
+
+
+def _keywords(command: Command) -> Iterator[str]:
+    words = command.words[2:] if command.words[0] == "function" else command.words
+    return takewhile(_KEYWORDS.__contains__, words)
 
 
 def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple[Command, ...], int]:

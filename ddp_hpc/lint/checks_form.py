@@ -150,18 +150,18 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     for number, match, near in _nearly(subject):
         # To disable a directive, users add a blank or letters, or write the prefix in lowercase letters. An
         # option that another directive sets is probably disabled.
+        flags = _flags(subject, match.string)
         may_be_disabled = script.scheduler and (
             match[2]
             or match[3] == near.lower()
             or (match[3] != near and match[3].endswith(near))
-            or _flags(subject, match.string) & given
+            or flags & given
         )
         what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
         is_misspelled = match[3] != near and not match[2]
         fix = f"spell it #{near}" if is_misspelled else f"write #{near} at the very beginning of the line"
         remedy = f"{fix}, or write ##{near} to disable it"
-        loss = _loss_of(_flags(subject, match.string))
-        yield Problem(number, what, remedy, "note" if may_be_disabled else loss)
+        yield Problem(number, what, remedy, "note" if may_be_disabled else _loss_of(flags))
 
 
 def _loss_of(flags: set[str]) -> Severity | None:

@@ -49,6 +49,12 @@ _TAKEN = re.compile("--?[A-Za-z]")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
+# The beginning of a script, and of a first line that should be one.
+_BEGINS = re.compile(r"#!|#SBATCH\b")
+_DAMAGED = re.compile(
+    r"(.{1,3}#!)|(!\s*/|#?\s*/(?:usr/(?:local/)?)?bin/(?:env +)?\w*sh(?: +-\w+)*\s*$)|[A-Z]*BATCH\b"
+)
+_MOST_BEFORE = 5
 
 
 # What sbatch reads as the value of `--name= value` and `--name = value`.
@@ -62,41 +68,34 @@ def _options(subject: Subject) -> Iterator[Directive]:
             yield d
 
 
-# The beginning of a script, and of a first line that should be one.
-_BEGINS = re.compile(r"#!|#SBATCH\b")
-_DAMAGED = re.compile(
-    r"(.{1,3}#!)|(!\s*/|#?\s*/(?:usr/(?:local/)?)?bin/(?:env +)?\w*sh(?: +-\w+)*\s*$)|[A-Z]*BATCH\b"
-)
-_MOST_BEFORE = 5
-
-
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
+    if script.lines[0].startswith("#!"):
+        return
     shebangs = [
         n
         for n, line in enumerate(script.lines, 1)
         if re.match(r"\W{0,3}#![ \t]*/", line) and not script.is_quoted(n)
     ]
     late = [n for n in shebangs if n <= 5]
-    if not script.lines[0].startswith("#!"):
-        what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
-        remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
-        if script.commands and shebangs and script.commands[0].line < shebangs[0]:
-            remedy += ", and the commands before it below the directives"
-        damaged = _DAMAGED.match(script.lines[0])
-        if damaged and damaged[1]:
-            what, remedy = "other characters than #! begin", "remove what comes before #!"
-        elif damaged and damaged[2]:
-            what, remedy = "no #! begins", "write #! at its beginning, without blanks"
-        elif damaged:
-            remedy += ", and write #SBATCH into the next line"
-        # Several of them, and directives below other lines, are in notes with examples.
-        begins = next((n for n, line in enumerate(script.lines, 1) if _BEGINS.match(line)), 1)
-        num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
-        are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
-        severity: Severity | None = "note" if are_notes else None
-        yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
+    what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
+    remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
+    if script.commands and shebangs and script.commands[0].line < shebangs[0]:
+        remedy += ", and the commands before it below the directives"
+    damaged = _DAMAGED.match(script.lines[0])
+    if damaged and damaged[1]:
+        what, remedy = "other characters than #! begin", "remove what comes before #!"
+    elif damaged and damaged[2]:
+        what, remedy = "no #! begins", "write #! at its beginning, without blanks"
+    elif damaged:
+        remedy += ", and write #SBATCH into the next line"
+    # Several of them, and directives below other lines, are in notes with examples.
+    begins = next((n for n, line in enumerate(script.lines, 1) if _BEGINS.match(line)), 1)
+    num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
+    are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
+    severity: Severity | None = "note" if are_notes else None
+    yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")

@@ -144,14 +144,14 @@ def _may_be_notes(script: Script) -> tuple[Severity, ...]:
     """
     first = script.lines[0]
     # In a here-document, it is that of another script.
-    later = [
-        (line, following)
+    after_later = [
+        following
         for number, (line, following) in enumerate(pairwise((*script.lines[1:], "")), start=2)
         if re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
     ]
-    if sum(following.startswith(("#SBATCH", "#PBS")) for _, following in later) > 1:
+    if sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
         return ("error", "warning")
-    return ("warning",) if not first.startswith("#!") and ("#!" in first or later) else ()
+    return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
 
 
 def _in_template(

@@ -78,8 +78,9 @@ class Template:
 def template_of(script: Script, path: Path | None) -> Template | None:
     """Returns the template in a file; None if the file is a script.
 
-    It is a template if it contains a placeholder, and if either its name or its directory says so, or the
-    placeholder belongs to a template language, or a program in its directory or in the one above fills it in.
+    It is a template if it contains a placeholder, and if its name, its directory or a comment at its
+    beginning says so, the placeholder belongs to a template language, or a program in its directory or in the
+    one above fills it in.
     """
     lines = {n: line[:_MAX_CHARS] for n, line in enumerate(script.lines, start=1)}
     statements = [n for n, line in lines.items() if _STATEMENT.match(line)]

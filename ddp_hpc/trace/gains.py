@@ -96,7 +96,7 @@ def _gained_by_device_s(capture: Capture) -> float:
     by_host = [
         (times.data_s + times.snapshot_s + times.idle_host_s + times.idle_launch_s) / (times.wall_s or 1.0)
         for trace in capture.ranks
-        for times in (step.times for step in trace.steps)
+        for times in map(attrgetter("times"), trace.steps)
     ]
     if capture.num_steps < _FEW_STEPS or min(by_host) < _MUCH:
         return math.inf

@@ -260,9 +260,12 @@ def steps(capture: Capture) -> Table:
     """Returns the parts of each step, the mean of the ranks, with the rank that takes longest, and what slow
     steps have more of than the others on the rank with the largest difference; of many steps, the slow ones.
     """
-    slow = [vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps]
-    for one in slow:
-        one["part_name"] = "idle: " * (one["part"] in IDLE_CAUSES) + PART_NAMES[one["part"]]
+    slow = [
+        vars(slow)
+        | {"rank": trace.rank, "part_name": "idle: " * (slow.part in IDLE_CAUSES) + PART_NAMES[slow.part]}
+        for trace in capture.ranks
+        for slow in trace.slow_steps
+    ]
     # Of the ranks, one that is slow itself rather than waiting for it in a collective.
     order = sorted(slow, key=lambda row: (row["part"] != "comm_exposed_s", row["excess_s"]))
     more = {row["step"]: row for row in order}

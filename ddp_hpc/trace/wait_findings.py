@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import AFTER, BEFORE, NO_CALL, Capture, Gap
+from ddp_hpc.trace.analysis_results import AFTER, BEFORE, NO_CALL, Capture
 from ddp_hpc.trace.event_names import region_of
 from ddp_hpc.trace.named_results import LaunchStats
 from ddp_hpc.trace.table_columns import short
@@ -234,9 +234,9 @@ def has_long_waits(capture: Capture) -> bool:
 
 def _longest_late_launch_s(capture: Capture) -> float:
     """Returns the longest time in which the device waits for a launch; 0 for several ranks."""
-    own: Sequence[Gap] = capture.ranks[0].gaps if len(capture.ranks) == 1 else ()
-    own = [gap for gap in own if gap.step is not None or not capture.has_steps]
-    times = (gap.dur_s for gap in own if region_of(gap.operator) not in ("data", "snapshot"))
+    own = capture.ranks[0].gaps if len(capture.ranks) == 1 else ()
+    in_steps = (gap for gap in own if gap.step is not None or not capture.has_steps)
+    times = (gap.dur_s for gap in in_steps if region_of(gap.operator) not in ("data", "snapshot"))
     return min(max(times, default=0.0), capture.mean.idle_host_s * capture.num_steps)
 
 
