@@ -244,6 +244,7 @@ class RankTrace:
     kernels: tuple[Kernel, ...]
     """Kernels and copies on the device, the longest first."""
     num_events: int
+    """Those with a duration."""
     notes: tuple[str, ...]
     """The parts of this rank's trace that were skipped, with the reasons."""
     process: str = ""
@@ -439,6 +440,15 @@ class Capture:
     def num_steps(self) -> int:
         """The number of steps of the rank with the most."""
         return max(len(trace.steps) for trace in self.ranks)
+
+    def in_step_s(self, rank: int, step: int | None, after_s: float) -> float:
+        """Returns the time from the start of a step on the rank that begins it first, as on the timeline, to
+        a moment that is `after_s` after its start on a rank. None is the first step.
+        """
+        own = {trace.rank: trace.steps for trace in self.ranks}
+        number = own[rank][0].number if step is None else step
+        starts = {one: each.start_s for one, steps in own.items() for each in steps if each.number == number}
+        return after_s + starts[rank] - min(starts.values())
 
     @property
     def on_device(self) -> bool:

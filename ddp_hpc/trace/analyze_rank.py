@@ -63,7 +63,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     tree = call_tree(recording.host, recording.launches, steps)
     functions = own_functions(recording)
     python = visible_functions(functions)
-    waits, gaps, startup = host_waits(recording, steps, tree, python)
+    waits, gaps, startup = host_waits(recording, steps, tree, functions)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
@@ -84,7 +84,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         slow_steps=slow_steps(recording, steps, tree),
         host_s=steps.host_s(),
         memory=memories(recording, steps, tree),
-        num_events=reading.num_events,
+        num_events=recording.num_events,
         notes=tuple(notes),
         process=_process(recording, host),
         **(_device_properties(recording, reading.head) if len(recording.device) else {}),

@@ -145,6 +145,11 @@ class Recording:
         return self.host.joined(self.modules)
 
     @property
+    def num_events(self) -> int:
+        """The number of events with a duration."""
+        return sum(map(len, (self.host_and_modules, self.functions, self.launches, self.device)))
+
+    @property
     def is_collective(self) -> npt.NDArray[np.bool_]:
         """Whether each event of the device is a collective."""
         mask: npt.NDArray[np.bool_] = self.device.fields["message"] >= 0
@@ -160,7 +165,7 @@ class Collector:
     """Collects the events of a rank."""
 
     def __init__(self) -> None:
-        threads: Numbers[tuple[Any, Any]] = Numbers()
+        self._threads = threads = Numbers[tuple[Any, Any]]()
         self.host = Columns(threads, message="i", shapes="i")
         self.modules = Columns(threads)
         self.functions = Columns(threads)
@@ -237,6 +242,8 @@ class Collector:
             event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
             if memory.device_id >= 0 and event.name != "cpu":
                 event.name += f":{memory.device_id}"
+            if (event.pid, str(event.tid)) in self._threads:  # torch 1.9 has text for operators only
+                event.tid = str(event.tid)
         self.memory.add(
             [event for event, _ in known],
             allocated_bytes=[memory.allocated_bytes for _, memory in known],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_hpc.base.units import duration, format_bytes
@@ -19,7 +18,7 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.gains import avoidable, gains
-from ddp_hpc.trace.slow_steps import CUT_OFF, differences, slow_among
+from ddp_hpc.trace.slow_steps import SlowSteps, mean_lengths, slow_steps_of
 from ddp_hpc.trace.trace_files import first_of
 from ddp_hpc.trace.wait_findings import (
     ahead_of_device,
@@ -90,7 +89,7 @@ def _step(capture: Capture) -> list[str]:
     overall, ranks = capture.mean, capture.ranks
     parts = _shares(overall, capture.on_device)
     takes = _STEPS.get(ranks[0].steps_from, "A step takes")
-    lengths = _by_step(ranks, "wall_s")
+    lengths = mean_lengths(ranks)
     least_s, most_s = min(lengths.values()), max(lengths.values())
     if most_s <= _DIFFERENT * least_s:
         alone = (
@@ -102,11 +101,8 @@ def _step(capture: Capture) -> list[str]:
     median_s = statistics.median(lengths.values())
     spread = f"{duration(least_s)} to {duration(most_s)}, median {duration(median_s)}"
     sentences = [f"{takes} {duration(overall.wall_s)} on average ({spread}): {parts}."]
-    firsts = [(trace.steps[0], trace.cut_off_s) for trace in ranks if trace.busy]
-    cut_off = {first.number for first, late_s in firsts if late_s > CUT_OFF * first.times.wall_s}
-    whole = {number: length for number, length in lengths.items() if number not in cut_off}
-    if slow := slow_among(whole) if whole else []:
-        sentences.append(_slow_steps(ranks, slow, whole))
+    if slow := slow_steps_of(ranks):
+        sentences.append(_slow_steps(slow))
     return sentences
 
 
@@ -130,41 +126,23 @@ def _listed(times: Mapping[str, float], wall_s: float) -> str:
     )
 
 
-def _by_step(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
-    """Returns a part of the time of each step by its number, the mean over the ranks."""
-    times: defaultdict[int, list[float]] = defaultdict(list)
-    for trace in ranks:
-        for step in trace.steps:
-            times[step.number].append(getattr(step.times, part))
-    return {number: statistics.fmean(own) for number, own in times.items()}
-
-
-def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mapping[int, float]) -> str:
+def _slow_steps(slow: SlowSteps) -> str:
     """Names the slow steps, the one or two parts of the time in which they differ most from the others, and
     the gain if they were as short as these.
     """
-    of_step: defaultdict[int, list[Times]] = defaultdict(list)
-    for step in (step for trace in ranks for step in trace.steps if step.number in lengths):
-        of_step[step.number].append(step.times)
-    usual = [times for number, own in of_step.items() if number not in slow for times in own]
-    more = differences([times for number in slow for times in of_step[number]], usual)
-    more_s = sum(more.values())
-    usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
-    all_s = sum(step.times.wall_s for trace in ranks for step in trace.steps) / len(ranks)
-    gain = sum(lengths[number] - usual_s for number in slow) / (all_s or 1.0)
-    named = [_part(*one) for one in more.items() if one[1] >= _MUCH_IDLE * more_s]
-    text = f"Step {slow[0]} takes" if len(slow) == 1 else f"Steps {first_of(sorted(slow))} take"
+    more_s, numbers = sum(slow.more.values()), sorted(slow.lengths)
+    named = [_part(*one) for one in slow.more.items() if one[1] >= _MUCH_IDLE * more_s]
+    text = f"Step {numbers[0]} takes" if len(numbers) == 1 else f"Steps {first_of(numbers)} take"
     text += f" {duration(more_s)} longer than the others"
-    most = {number: next(iter(differences(of_step[number], usual).items())) for number in sorted(slow)}
-    if len(slow) == 2 and len({part for part, _ in most.values()}) == 2:
+    if len(numbers) == 2 and len({part for part, _ in slow.most.values()}) == 2:
         text += " on average: " + ", and ".join(
-            f"in step {step}, {_part(*one)}" for step, one in most.items()
+            f"in step {step}, {_part(*slow.most[step])}" for step in numbers
         )
     else:
         text += f": of the difference, {', and '.join(named[:2])}"
     return (
-        f"{text}. If {'it' if len(slow) == 1 else 'they'} took the median of the others "
-        f"({duration(usual_s)}), the mean step would be {gain:.0%} shorter."
+        f"{text}. If {'it' if len(numbers) == 1 else 'they'} took the median of the others "
+        f"({duration(slow.usual_s)}), the mean step would be {slow.gain:.0%} shorter."
     )
 
 

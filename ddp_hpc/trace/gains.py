@@ -14,6 +14,7 @@ from ddp_hpc.trace.analysis_results import Capture, Times
 from ddp_hpc.trace.input_shapes import shapes
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
+from ddp_hpc.trace.slow_steps import slow_steps_of
 from ddp_hpc.trace.sums_over_ranks import computing_kernels
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.wait_findings import has_long_waits
@@ -52,7 +53,7 @@ def gains(capture: Capture, wall_s: float) -> str:
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
         f"the late start of {rank} ({_start(capture)})": late_s,
-        f"waiting for data (attainable: {loader})": mean.data_s,
+        f"waiting for data (attainable: {loader})": _without_data_waits_s(capture),
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
         "launch calls (a bound: launch less; in the first steps, they also load code)": mean.idle_launch_s,
@@ -87,6 +88,15 @@ def gains(capture: Capture, wall_s: float) -> str:
     named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in [*kinds][:_MOST_NAMED])
     longest_kernel = f"the longest of them, {short(name)}, takes {names[name] / total_s:.0%}"
     return f"{text} The time of the kernels that compute is {named}; {longest_kernel}."
+
+
+def _without_data_waits_s(capture: Capture) -> float:
+    """Returns the time per step of waiting for data. After a long wait, the queue of kernels is empty, so the
+    steps that are slow because of it are also slow afterwards.
+    """
+    waits_s, slow = capture.mean.data_s, slow_steps_of(capture.ranks)
+    is_cause = slow and next(iter(slow.more)) in ("data_s", "idle_data_s")
+    return max(waits_s, slow.gain * capture.mean.wall_s) if slow and is_cause else waits_s
 
 
 def _gained_by_device_s(capture: Capture) -> float:

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Gap, HostTime
 from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
-from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.event_names import STEP, region_of
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, parents, spent
-from ddp_hpc.trace.named_events import CallTree
+from ddp_hpc.trace.named_events import CallTree, only_callee
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
@@ -103,42 +103,58 @@ class _Host:
         )
         self._is_counted = np.append(place == np.arange(len(host)), np.ones(len(calls), bool))
         self._num_host = len(host)
-        is_operator = host.where(lambda category, _: category == "cpu_op")
+        is_step = host.where(lambda _, name: name.startswith(STEP))
+        is_operator = host.where(lambda category, _: category == "cpu_op") & ~is_step
         self._is_work = np.append(is_operator, np.ones(len(calls), bool))
         while (more := ~self._is_work & (self._above >= 0) & self._is_work[self._above]).any():
             self._is_work |= more  # annotations inside operators
-        is_step = host.where(lambda _, name: name.startswith(STEP))
-        self._is_step = np.append(is_step, np.zeros(len(calls), bool))
         self._launching = np.unique(steps.device.gaps.thread).tolist() if steps.device else []
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
-        self._functions = functions
-        self._around = parents(functions.thread, functions.starts, functions.durations)
+        # What is not work: annotations and Python functions, of which the innermost counts. Wrappers of a
+        # function have its name.
+        own = np.flatnonzero(~self._is_work[: len(host)] & ~is_step & (host.thread == self._main))
+        functions = functions.chosen(functions.thread == self._main)
+        around = parents(functions.thread, functions.starts, functions.durations)
+        callee = only_callee(functions.durations, around)
+        is_wrapper = callee != np.arange(len(callee))
+        while (callee != callee[callee]).any():
+            callee = callee[callee]
+        numbers = Numbers[str]()
+        names = [self._callers[number] for number in self._caller[own]]
+        names += [functions.names[number][1] for number in functions.name[callee]]
+        self._name = np.array([numbers[name] for name in names], np.int64)
+        self._names = tuple(numbers)
+        self._is_span_counted = np.append(self._is_counted[own], ~is_wrapper)
+        self._spans = (
+            np.append(host.starts[own], functions.starts),
+            np.append(host.ends[own], functions.ends),
+        )
+        starts, ends = self._spans
+        self._around = parents(np.zeros(len(starts), np.intc), starts, ends - starts)
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:
         """Returns the time and the number of calls by the name of the call and of the innermost operator.
 
         The name of the call is empty outside of calls, and that of the operator outside of operators. If
-        the thread runs no operator, those of the other launching threads count, and then annotations, and
-        then Python functions of the main thread.
+        the thread runs no operator, those of the other launching threads count, and then the innermost
+        annotation or Python function of the main thread.
         """
         found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for one in (*dict.fromkeys((thread, *self._launching)), None):
+        for one in dict.fromkeys((thread, *self._launching)):
             starts, ends = idle
             if not len(starts):
                 break
-            on_thread = self._thread == (self._main if one is None else one)
-            index = np.flatnonzero(on_thread & (self._begun < ends[-1]) & (self._ended > starts[0]))
-            own, is_chosen = self._own(index, idle), self._is_work[index] == (one is not None)
-            is_chosen &= ~self._is_step[index]
-            self._add(index[is_chosen & (own > 0)], own[is_chosen & (own > 0)], found)
-            chosen = index[is_chosen]
-            moments, inside = cover({"idle": idle, "host": (self._begun[chosen], self._ended[chosen])})
+            is_near = self._is_work & (self._begun < ends[-1]) & (self._ended > starts[0])
+            index = np.flatnonzero(is_near & (self._thread == one))
+            own = self._own(index, idle)
+            self._add(index[own > 0], own[own > 0], found)
+            moments, inside = cover({"idle": idle, "host": (self._begun[index], self._ended[index])})
             left = inside["idle"] & ~inside["host"]
             idle = moments[:-1][left], moments[1:][left]
         left_ns = int((idle[1] - idle[0]).sum())
-        for name, time_ns, count in self._python(idle):
+        for name, time_ns, count in self._outside_of_work(idle):
             found["", name] = found["", name][0] + time_ns, found["", name][1] + count
             left_ns -= time_ns
         found["", ""] = found["", ""][0] + left_ns, found["", ""][1]
@@ -154,17 +170,18 @@ class _Host:
         ordered = sorted(times.items(), key=lambda item: -item[1][0])
         return tuple(HostTime(*what, num_calls, time_ns * 1e-9) for what, (time_ns, num_calls) in ordered)
 
-    def _python(self, idle: Intervals) -> Iterator[tuple[str, int, int]]:
-        """Yields names, times and numbers of functions of the main thread, without those inside them."""
-        functions, num = self._functions, len(self._functions.names)
-        if not len(functions) or not len(idle[0]):
+    def _outside_of_work(self, idle: Intervals) -> Iterator[tuple[str, int, int]]:
+        """Yields the times and numbers of annotations and functions by name, without those inside them."""
+        if not len(self._name) or not len(idle[0]):
             return
-        own = spent(functions.intervals(), idle) * (functions.thread == self._main)
+        own = spent(self._spans, idle)
         inner = self._around >= 0
         np.subtract.at(own, self._around[inner], own[inner].copy())
-        sums, counts = np.bincount(functions.name, own, num), np.bincount(functions.name[own > 0], None, num)
+        num = len(self._names)
+        is_counted = self._is_span_counted & (own > 0)
+        sums, counts = np.bincount(self._name, own, num), np.bincount(self._name[is_counted], None, num)
         for at in np.flatnonzero(sums > 0).tolist():
-            yield functions.names[at][1], int(sums[at]), int(counts[at])
+            yield self._names[at], int(sums[at]), int(counts[at])
 
     def _own(self, index: Longs, idle: Intervals) -> Longs:
         """Returns the time of each event in the idle intervals, without that of the events inside it."""

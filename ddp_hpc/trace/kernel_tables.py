@@ -28,16 +28,38 @@ def kinds(capture: Capture) -> Table:
 
 
 def streams(capture: Capture) -> Table:
-    """Returns the time of the kernels and copies in each stream, and the kinds that take most of it."""
-    columns = sum_columns(capture, Column("stream", "streams of the device,"), "ms")
-    kinds = sums(capture, "kernels", ("stream", "kind"), "total_s")
-    rows = []
-    for row in sums(capture, "kernels", ("stream",), "total_s"):
-        own = [f"{kind['kind']} {ms(kind['total_s'])}" for kind in kinds if kind["stream"] == row["stream"]]
-        share = row["total_s"] / (capture.mean.wall_s or 1.0)
-        rows.append(row | {"share": share, "kinds": ", ".join(own[:_MOST_KINDS])})
-    share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
-    return Table([*columns, share, Column("kinds", "most of it, ms")], rows if len(rows) > 1 else [])
+    """Returns the time of the kernels and copies in each stream, and what takes most of it."""
+    return _divided(capture, "stream", "streams of the device,")
+
+
+def regions(capture: Capture) -> Table:
+    """Returns the time of the kernels and copies launched in each region, and what takes most of it."""
+    return _divided(capture, "region", "kernels and copies launched in,")
+
+
+def _divided(capture: Capture, by: str, title: str) -> Table:
+    rows = sums(capture, "kernels", (by,), "total_s")
+    _add_most(capture, rows, (by,), ("kind", "operator"))
+    for row in rows:
+        row |= {"share": row["total_s"] / (capture.mean.wall_s or 1.0), by: row[by] or "others"}
+    columns = [
+        *sum_columns(capture, Column(by, title), "ms"),
+        Column("share", f"share of {capture.a_step}", "{:.1%}".format),
+        Column("most_kind", "most of it, ms"),
+    ]
+    if any(row["most_operator"] for row in rows):
+        columns.append(Column("most_operator", "of these operators, ms"))
+    return Table(columns, rows if len(rows) > 1 else [])
+
+
+def _add_most(capture: Capture, rows: list[Row], by: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    """Adds what takes most of the time of each row, by the fields of Kernel in `parts`, as text."""
+    for part in parts:
+        found = sums(capture, "kernels", (*by, part), "total_s")
+        found = [one for one in found if one[part] and not one[part].startswith(STEP)]
+        for row in rows:
+            own = [one for one in found if all(one[name] == row[name] for name in by)][:_MOST_KINDS]
+            row[f"most_{part}"] = "; ".join(f"{short(one[part])} {ms(one['total_s'])}" for one in own)
 
 
 def copies(capture: Capture) -> Table:
@@ -51,6 +73,9 @@ def copies(capture: Capture) -> Table:
         Column("beside", "beside kernels", "{:.0%}".format),
     ]
     rows = [row for row in sums(capture, "kernels", ("name", "stream"), "total_s") if row["is_copy"]]
+    _add_most(capture, rows, ("name", "stream"), ("shapes",))
+    if any(row["most_shapes"] for row in rows):
+        columns.append(Column("most_shapes", "of these input shapes, ms"))
     for row in rows:
         total_s = row["total_s"] or math.inf
         row |= {"speed": row["bytes"] / total_s / 1e9, "beside": row["running_s"] / total_s}
@@ -63,8 +88,7 @@ def kernels(capture: Capture) -> Table:
     rows = with_others(capture, sums(capture, "kernels", ("name", "kind"), "total_s"), "name")
     num_sms = max(trace.num_sms for trace in capture.ranks)
     for row in rows:
-        if row["longest_at"]:
-            row["longest_at"] = f"rank {row['longest_rank']}, " * (len(capture.ranks) > 1) + row["longest_at"]
+        row["longest_at"] = place(capture, row["longest_rank"], row["longest_step"], row["longest_after_s"])
         launch = row["launch"] or Launch()
         sizes = ["x".join(map(str, size)) for size in (launch.grid, launch.block) if size]
         row["grid"] = ", ".join(sizes) or None
@@ -79,6 +103,14 @@ def kernels(capture: Capture) -> Table:
         Column("launcher", "launched by", partial(shortened, limit=_LAUNCHER_LENGTH)),
     ]
     return Table([first, Column("kind", "kind"), *others, *_recorded(columns, rows)], rows)
+
+
+def place(capture: Capture, rank: int, step: int | None, after_s: float) -> str | None:
+    """Returns where a kernel begins: rank, step and time, as far as there are several; None if unknown."""
+    if step is None:
+        return None
+    of_rank, of_step = f"rank {rank}, " * (len(capture.ranks) > 1), f"step {step}, " * capture.has_steps
+    return f"{of_rank}{of_step}{ms(capture.in_step_s(rank, step, after_s))} ms"
 
 
 def _recorded(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:

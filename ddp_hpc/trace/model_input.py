@@ -37,7 +37,10 @@ def metadata(head: dict[str, Any], recording: Recording) -> tuple[tuple[str, str
     found = [
         ("name of the trace", str(head.get("traceName", ""))),
         ("metadata of the trace", ", ".join(texts[:_MOST_FIELDS])),
-        ("Python functions", "" if recording.has_stacks else "not recorded (with_stack=True)"),
+        (
+            "Python functions",
+            "" if recording.has_stacks else "none recorded (with_stack=True records them)",
+        ),
     ]
     return tuple((term, text) for term, text in found if text)
 
@@ -61,7 +64,9 @@ def first_input(recording: Recording, steps: Steps) -> str:
     if (steps.contain_on_host(calls.starts) & is_graph & (calls.starts < host.starts[first])).any():
         return "not recorded, because the first layers run in graphs (CUDA or HIP)"
     name = host.names[host.name[first]][1]
-    shapes, _, dtype = recording.shapes[host.fields["shapes"][first]].partition(" (")
-    arguments = shapes.split(", ")
-    shape = arguments[min(name.endswith(_SECOND), len(arguments) - 1)]
-    return " ".join(filter(None, (shape, re.split("[,)]", dtype)[0], f"in {name}")))
+    shapes, _, types = recording.shapes[host.fields["shapes"][first]].rstrip(")").partition(" (")
+    arguments, dtypes = shapes.split(", "), types.split(", ")
+    number = min(name.endswith(_SECOND), len(arguments) - 1)
+    is_known = len(dtypes) in (1, len(arguments))  # one, or each only once
+    dtype = dtypes[number if len(dtypes) > 1 else 0] if is_known else ""
+    return " ".join(filter(None, (arguments[number], dtype, f"in {name}")))

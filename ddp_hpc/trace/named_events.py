@@ -104,8 +104,11 @@ def kernels(
         np.append(of, none)[tree.launcher[chosen]]
         for of, none in ((host.name, len(host.names)), (host.fields["shapes"], 0))
     )
+    regions = steps.device.region[chosen].tolist() if steps.device else []
+    numbers = Numbers[str]()
+    region = np.array([numbers[one] for one in regions], np.int64)
     index = np.zeros(len(device), np.int64)
-    for part in (device.name, device.fields["config"], device.thread, operator, shapes):
+    for part in (device.name, device.fields["config"], device.thread, operator, shapes, region):
         index = np.unique(index * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
     durations, is_copy = device.durations * 1e-9, device.where(lambda category, _: category != "kernel")
     calls, totals = np.bincount(index), np.bincount(index, durations)
@@ -137,10 +140,10 @@ def kernels(
         found.append(Kernel(
             name, launcher, kind, int(calls[at]), float(totals[at]),
             float(ordered[0]), tuple(samples.tolist()),
-            float(ordered[-1]), steps.place(int(device.starts[longest])), launched_by[own[0]],
+            float(ordered[-1]), *steps.place(int(device.starts[longest])), launched_by[own[0]],
             streams[device.thread[own[0]]], bool(is_copy[own[0]]), int(num_bytes[at]), float(running_s[at]),
             recording.shapes[shapes[own[0]]], recording.configs[device.fields["config"][own[0]]],
-            uses_tensor_cores(name, kind) if is_kernel else None, occupancy,
+            uses_tensor_cores(name, kind) if is_kernel else None, occupancy, regions[own[0]],
         ))  # fmt: skip
     return tuple(found)
 
@@ -253,8 +256,14 @@ def visible_functions(functions: Events) -> Events:
 
 def calls_only_one(durations: Longs, above: Ints) -> npt.NDArray[np.bool_]:
     """Returns whether each event mostly calls a single other one; `above` is what encloses them."""
-    found = np.zeros(len(above), bool)
-    found[above[(above >= 0) & (durations >= _FILLED * durations[above])]] = True
+    return np.not_equal(only_callee(durations, above), np.arange(len(above)))
+
+
+def only_callee(durations: Longs, above: Ints) -> Longs:
+    """Returns the single event in which each one spends most of its time, or the event itself."""
+    found = np.arange(len(above))
+    inner = np.flatnonzero((above >= 0) & (durations >= _FILLED * durations[above]))
+    found[above[inner]] = inner
     return found
 
 

@@ -99,8 +99,10 @@ class Kernel:
     samples_s: tuple[float, ...] = ()
     """Some of the durations, evenly distributed over all of them in ascending order."""
     longest_s: float = 0.0
-    longest_at: str = ""
-    """The step in which the longest call begins, and when; empty outside of all steps."""
+    longest_step: int | None = None
+    """The number of the step in which the longest call begins; None outside of all steps."""
+    longest_after_s: float = 0.0
+    """The time from the start of this step on the rank."""
     graph_launch: str = ""
     """The call that launches the graph that contains the kernel; empty outside of graphs."""
     stream: str = ""
@@ -116,6 +118,8 @@ class Kernel:
     """1 if it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if its name does not show it."""
     occupancy: float | None = None
     """Kineto's estimate of the achieved occupancy in percent: the mean, weighted by the durations."""
+    region: str = ""
+    """The region of REGIONS in which it was launched; empty outside of all regions."""
 
 
 class NamedEvent(NamedTuple):

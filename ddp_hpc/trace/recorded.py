@@ -13,8 +13,10 @@ from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.input_shapes import num_flops
 from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
+from ddp_hpc.trace.kernel_tables import place
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.sums_over_ranks import computing_kernels, weighted
+from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
 
@@ -48,8 +50,10 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     if capture.on_device:
         on_host = " on the host"
         found += [("Tensor or matrix cores", _use_of_cores(capture)), ("launches", _launches(capture))]
+        found.append(("longest call of a kernel that computes", _longest_call(capture)))
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
+    found.append(("speed", _speed(capture)))
     found += _data_types(capture)
     if not capture.collectives:
         is_called = any(op.name.startswith(_CALLS) for trace in capture.ranks for op in trace.ops)
@@ -73,6 +77,28 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     found.append((f"data loading{on_host}", loading))
     found += [(term, cut(text, _MOST_CHARACTERS)) for term, text in first.metadata]
     return [(term, text) for term, text in found if text]
+
+
+def _longest_call(capture: Capture) -> str:
+    """Describes the longest call of a kernel that computes."""
+    calls = ((kernel, trace) for trace in capture.ranks for kernel in trace.kernels)
+    computing = ((kernel, trace) for kernel, trace in calls if kernel.kind in KINDS and not kernel.is_copy)
+    kernel, trace = max(computing, key=lambda one: one[0].longest_s, default=(None, capture.ranks[0]))
+    if kernel is None:
+        return ""
+    launcher = " with inputs of ".join(filter(None, (kernel.operator, kernel.shapes)))
+    at = place(capture, trace.rank, kernel.longest_step, kernel.longest_after_s)
+    parts = [short(kernel.name), duration(kernel.longest_s), at, launcher and f"launched by {launcher}"]
+    return ", ".join(filter(None, parts))
+
+
+def _speed(capture: Capture) -> str:
+    """Returns the speed of a training if the first dimension of the first input is the batch."""
+    match, step_s = re.match(r"(\d+)x", capture.ranks[0].first_input), capture.mean.wall_s
+    if not match or not capture.has_steps or not step_s:
+        return ""
+    number = f"{int(match[1]) / step_s:,.0f} samples per second on a rank"
+    return f"{number}, if the first dimension of this input is the batch"
 
 
 def _use_of_cores(capture: Capture) -> str:

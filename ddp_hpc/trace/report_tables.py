@@ -11,7 +11,7 @@ def report_tables(capture: Capture) -> dict[str, list[Table]]:
     """Returns the tables by section of the report, without those that have no rows."""
     found = {
         "ranks": [tables.ranks(capture), tables.host_regions(capture), tables.memory(capture)],
-        "steps": [tables.steps(capture)],
+        "steps": [tables.steps(capture), kernel_tables.regions(capture)],
         "waits": [
             tables.idle(capture),
             tables.host_waits(capture),

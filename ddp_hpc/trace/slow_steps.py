@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import IDLE_CAUSES, PARTS, Times
+from ddp_hpc.trace.analysis_results import IDLE_CAUSES, PARTS, RankTrace, Times
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP
 from ddp_hpc.trace.events_by_kind import Recording
@@ -22,9 +23,26 @@ _LONGER = 1.1
 _LEAST = 0.1
 """Fraction of the difference that a call or kernel must have to be named."""
 _MOST_STEPS = 20
-CUT_OFF = 0.01
-"""Fraction of the first step. If the device runs work from before the recording for longer at its start, the
-step is too short for a comparison, since this time does not count."""
+_SHIFTED = 0.01
+"""Fraction of the first step by which it may begin earlier or later than the others for a comparison."""
+
+
+def shifted_steps(ranks: Sequence[RankTrace]) -> set[int]:
+    """Returns the first step of the ranks if it cannot be compared with the others."""
+    found = set()
+    for trace in ranks:
+        first, lags_s = trace.steps[0], [step.start_s - step.limits_s(True)[0] for step in trace.steps]
+        if trace.busy and _is_shifted(lags_s, first.times.wall_s):
+            found.add(first.number)
+    return found
+
+
+def _is_shifted(lags_s: Sequence[float], first_s: float) -> bool:
+    """Returns whether the first step begins earlier or later than the others. `lags_s` is how much later each
+    step begins on the device than on the host: when the device has finished the step before. At the start of
+    the recording, it can be idle, or run work from before, for longer.
+    """
+    return len(lags_s) > 1 and abs(lags_s[0] - statistics.median(lags_s[1:])) > _SHIFTED * first_s
 
 
 def slow_among(lengths: Mapping[int, float]) -> list[int]:
@@ -52,14 +70,58 @@ def differences(slow: Sequence[Times], others: Sequence[Times]) -> dict[str, flo
     return dict(sorted(more.items(), key=lambda item: -item[1]))
 
 
+def mean_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
+    """Returns the length of each step by its number, the mean over the ranks."""
+    return {number: statistics.fmean(of.wall_s for of in own) for number, own in _by_number(ranks).items()}
+
+
+def _by_number(ranks: Sequence[RankTrace]) -> dict[int, list[Times]]:
+    times: defaultdict[int, list[Times]] = defaultdict(list)
+    for step in (step for trace in ranks for step in trace.steps):
+        times[step.number].append(step.times)
+    return times
+
+
+@dataclass(frozen=True)
+class SlowSteps:
+    """The slow steps of a run, and how they differ from the other steps."""
+
+    lengths: Mapping[int, float]
+    """By number, the mean over the ranks."""
+    more: Mapping[str, float]
+    """How much longer each part is, by field of Times; the largest first."""
+    most: Mapping[int, tuple[str, float]]
+    """The part with the largest difference in each step, and this difference."""
+    usual_s: float
+    """The median of the other steps."""
+    gain: float
+    """The fraction of the mean step that is gained if the slow steps took this."""
+
+
+def slow_steps_of(ranks: Sequence[RankTrace]) -> SlowSteps | None:
+    """Returns the slow steps of a run; None if there are none."""
+    times, shifted = _by_number(ranks), shifted_steps(ranks)
+    lengths = {number: length for number, length in mean_lengths(ranks).items() if number not in shifted}
+    slow = {number: lengths[number] for number in (slow_among(lengths) if lengths else ())}
+    if not slow:
+        return None
+    usual = [each for number in lengths if number not in slow for each in times[number]]
+    usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
+    all_s = sum(each.wall_s for own in times.values() for each in own) / len(ranks)
+    most = {number: next(iter(differences(times[number], usual).items())) for number in slow}
+    return SlowSteps(
+        lengths=slow,
+        more=differences([each for number in slow for each in times[number]], usual),
+        most=most,
+        usual_s=usual_s,
+        gain=sum(length - usual_s for length in slow.values()) / (all_s or 1.0),
+    )
+
+
 def slow_steps(recording: Recording, steps: Steps, tree: CallTree) -> tuple[SlowStep, ...]:
     """Returns the slow steps of a rank, the longest first."""
     lengths = {at: times.wall_s for at, times in enumerate(steps.times)}
-    if (
-        len(lengths) > 1
-        and steps.device
-        and steps.starts[0] > steps.on_host[0][0] + CUT_OFF * 1e9 * lengths[0]
-    ):
+    if steps.device and _is_shifted(((steps.starts - steps.on_host[0]) * 1e-9).tolist(), lengths[0]):
         del lengths[0]
     slow = slow_among(lengths) if lengths else []
     if not slow:

@@ -92,11 +92,10 @@ class Steps:
         at = index_at((self.starts, self.ends), moments)
         return [self.numbers[i] if i >= 0 else None for i in at.tolist()]
 
-    def place(self, moment: int) -> str:
-        """Returns the step and the time in it, in words; empty outside of all steps."""
+    def place(self, moment: int) -> tuple[int | None, float]:
+        """Returns the number of the step that contains a moment, or None, and the time in it in seconds."""
         at = int(index_at((self.starts, self.ends), np.array([moment]))[0])
-        in_step = f"step {self.numbers[at]}, " * bool(self.separator)
-        return f"{in_step}{(moment - int(self.starts[at])) * 1e-6:.2f} ms" if at >= 0 else ""
+        return (self.numbers[at], (moment - int(self.starts[at])) * 1e-9) if at >= 0 else (None, 0.0)
 
     def contain_on_host(self, moments: Longs) -> _Mask:
         """Returns for each moment whether the host is in a step. Without marked steps, it always is."""

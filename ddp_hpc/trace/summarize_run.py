@@ -25,6 +25,7 @@ from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.match_collectives import LEAST_CLOCK_S, Matched, aligned, match, rows
 from ddp_hpc.trace.slow_connection import slow_connection
+from ddp_hpc.trace.slow_steps import shifted_steps
 from ddp_hpc.trace.trace_files import first_of, read_ranks
 
 _SLOW = 0.05
@@ -102,6 +103,11 @@ def _notes(
             "only one rank's trace was given, so it is unknown how long a collective waited for other ranks "
             "and how long it transferred data; record all ranks to see both"
         )
+    for number in shifted_steps(ranks):
+        yield (
+            f"step {number} is not compared with the others: a step begins when the device has finished the "
+            "one before it, and before the first one, the device was idle or ran something else"
+        )
 
 
 def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
@@ -159,7 +165,7 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     waited_s = mean_s.pop(rank)
     evidence = (
         f"it was the last to start {num_last} of {len(matched)} collectives, in which the ranks wait "
-        f"{duration(waited_s)} per step for it (mean)"
+        f"{duration(waited_s)} per step for it (mean of all, with its own 0)"
     )
     following = _following(ranks, mean_s, overall.wall_s)
     share = gain_s / overall.wall_s

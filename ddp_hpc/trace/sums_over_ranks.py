@@ -19,7 +19,7 @@ ESTIMATES = (
 
 LEAST_S = 5e-6
 """The least time that is not shown as 0.00 ms."""
-_LEAST_SHARE = 0.001
+_LEAST_SHARE, _MOST_OTHERS, _FEW = 0.001, 0.01, 25
 _SUMMED = (
     "num_calls", "num_all", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s", "bytes",
     "running_s",
@@ -77,17 +77,29 @@ def _median(rows: Sequence[Row]) -> float:
 
 
 def with_others(capture: Capture, rows: list[Row], name: str) -> list[Row]:
-    """Returns the rows with one instead of those of which all times are below 0.1 % of a step, or 0.00 ms."""
+    """Returns the rows with one instead of those of which all times are below 0.1 % of a step, or 0.00 ms. If
+    there are few rows, these are at most 1 % of a step.
+    """
     least_s = max(LEAST_S, _LEAST_SHARE * capture.mean.wall_s)
     summed = [one for one in _SUMMED if rows and one in rows[0]]
     longer, short = list[Row](), list[Row]()
     for row in rows:
         is_short = all(row[one] < least_s for one in summed if one.endswith("_s"))
         (short if is_short else longer).append(row)
+    short.sort(key=_longest_s)
+    most_s = _MOST_OTHERS * capture.mean.wall_s
+    while short and _longest_s(short[-1]) >= LEAST_S and sum(map(_longest_s, short)) > most_s:
+        if len(longer) == _FEW:
+            break
+        longer.append(short.pop())
     if len(short) < 2:
         return rows
     others: Row = dict.fromkeys(rows[0]) | {one: sum(row[one] for row in short) for one in summed}
     return [*longer, others | {name: f"{len(short):,} others", "is_sum": True}]
+
+
+def _longest_s(row: Row) -> float:
+    return max((row[one] for one in _SUMMED if one.endswith("_s") and one in row), default=0.0)
 
 
 def weighted(rows: Sequence[Row], name: str) -> float | None:

@@ -25,6 +25,7 @@ from ddp_hpc.trace.analysis_results import (
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS
 from ddp_hpc.trace.named_results import Memory
+from ddp_hpc.trace.slow_steps import shifted_steps
 from ddp_hpc.trace.sums_over_ranks import LEAST_S, sums, with_others
 from ddp_hpc.trace.table_columns import count, kernel_name, known, long, ms, short, sum_columns
 
@@ -135,7 +136,7 @@ def idle(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    column = Column("call", "what the host does while the device waits,", short)
+    column = Column("call", "what the host does during late launches,", short)
     first, calls, idle, *others = sum_columns(capture, column, "ms")
     share = Column("share", f"share of {capture.a_step}", "{:.1%}".format)
     rows = [
@@ -181,7 +182,7 @@ def gaps(capture: Capture) -> Table:
     """Returns where the host was in the longest times in which a device did nothing, the longest of each."""
     columns = [
         Column("call", "longest gaps of the device, the host is in", short),
-        Column("num_gaps", "gaps"),
+        Column("num_gaps", "of the 10 longest" + " of each rank" * (len(capture.ranks) > 1)),
         Column("total_s", "total", duration),
         Column("dur_s", "longest", duration),
         Column("rank", "on rank"),
@@ -195,6 +196,7 @@ def gaps(capture: Capture) -> Table:
     ):
         place = host_name(gap.call, gap.operator)
         known = {"rank": rank, "call": place, "kernel": gap.kernel or "-", "num_gaps": 0, "total_s": 0.0}
+        known["after_s"] = capture.in_step_s(rank, gap.step, gap.after_s)
         row = rows.setdefault((place, gap.step is None), vars(gap) | known)
         row |= {"num_gaps": row["num_gaps"] + 1, "total_s": row["total_s"] + gap.dur_s}
     hidden = {"rank": len(capture.ranks) == 1, "step": not capture.has_steps}
@@ -240,7 +242,7 @@ def collectives(capture: Capture) -> Table:
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
         Column("slowest_s", "slowest ms", ms),
         Column("slowest", "on rank, step" if capture.has_steps else "on rank"),
-        Column("slowest_in", "launched in", known(short)),
+        Column("slowest_in", "the slowest is launched in", known(short)),
         Column("blocks", "blocks (at most as many SMs)", count),
     ]
     rows: list[Row] = []
@@ -290,9 +292,12 @@ def steps(capture: Capture) -> Table:
         largest_s, rank, _ = max(found, key=lambda one: one[:2])
         row = dict.fromkeys(column.field for column in columns) | more.get(number, {}) | vars(mean)
         row |= {"name": f"step {number}", "step": mean.wall_s, "largest_s": largest_s, "largest_rank": rank}
-        rows.append(row | {"busy_s": mean.wall_s - mean.device_idle_s, "order": ""})
-    by_length = sorted(rows, key=lambda row: row["step"])
-    if rows and ms(by_length[0]["step"]) != ms(by_length[-1]["step"]):
+        rows.append(row | {"busy_s": mean.wall_s - mean.device_idle_s})
+    shifted = {f"step {number}" for number in shifted_steps(capture.ranks)}
+    for row in rows:
+        row["order"] = "first: see Notes" * (row["name"] in shifted)
+    by_length = sorted((row for row in rows if not row["order"]), key=lambda row: row["step"])
+    if by_length and ms(by_length[0]["step"]) != ms(by_length[-1]["step"]):
         by_length[0]["order"], by_length[-1]["order"] = "shortest", "longest"
     if len(rows) > _MOST_STEPS:
         rows = [row for row in rows if row.get("excess_s")]

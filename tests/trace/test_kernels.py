@@ -257,8 +257,26 @@ def test_a_stream_shows_the_time_and_the_kinds_of_what_runs_in_it(tmp_path):
     table = kernel_tables.streams(read_capture(write(tmp_path / "rank0.json", [*events, copy]).parent))
     rows = [[table.write(column, row) for column in table.columns] for row in table.rows]
     assert rows == [
-        ["stream 7", "2", "0.04", "20.0%", "matrix products 0.03, elementwise 0.01"],
+        ["stream 7", "2", "0.04", "20.0%", "matrix products 0.03; elementwise 0.01"],
         ["stream 22", "1", "0.04", "19.0%", "copies 0.04"],
+    ]
+
+
+def test_each_region_shows_what_takes_most_of_its_kernels(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 200), annotation("forward", 0, 20)]
+    events += [annotation("optimizer", 30, 20), event("cpu_op", "aten::mm", 5, 9)]
+    events += [*launch(1, 8, "sgemm", 20, 30), *launch(2, 15, "relu", 60, 10), *launch(3, 35, "adam", 80, 20)]
+    table = kernel_tables.regions(read_capture(write(tmp_path / "rank0.json", events).parent))
+    assert [[table.write(column, row) for column in table.columns] for row in table.rows] == [
+        [
+            "forward",
+            "2",
+            "0.04",
+            "20.0%",
+            "matrix products 0.03; elementwise 0.01",
+            "aten::mm 0.03; forward 0.01",
+        ],
+        ["optimizer", "1", "0.02", "10.0%", "parameter updates 0.02", "optimizer 0.02"],
     ]
 
 
@@ -593,7 +611,7 @@ def test_calls_inside_other_calls_are_not_shown(tmp_path):
     [
         ("aten::conv2d", [[8, 3, 9, 9], [4, 3, 3, 3]], ["c10::Half"], "8x3x9x9 Half"),
         ("aten::linear", [[16, 13], [256, 13], []], ["float", "", ""], "16x13 float"),
-        ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "4x128 float"),
+        ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "4x128 long int"),
         ("aten::addmm", [[7], [9, 5], [5, 7]], ["float"] * 3, "9x5 float"),
     ],
 )  # fmt: skip
@@ -725,6 +743,27 @@ def test_the_first_of_the_longest_calls_of_a_kernel_is_placed_in_its_step(tmp_pa
     table = kernel_tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent))
     assert [table.write(column, table.rows[0]) for column in table.columns[-1:]] == ["8x2x1, 128x1x1"]
     assert table.rows[0]["longest_at"] == "step 1, 1.08 ms"
+
+
+def test_the_summary_names_the_longest_call_and_where_it_is_on_the_timeline(tmp_path):
+    """Rank 1 begins its step 50 us after rank 0."""
+    for rank, at in enumerate((0, 50)):
+        inputs = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"]}
+        events = [annotation("ProfilerStep#1", at, 900), event("cpu_op", "aten::mm", at + 5, 9, **inputs)]
+        events += launch(1, at + 8, "sgemm", at + 20, 30 + at)
+        write(tmp_path / f"rank{rank}.json", events, rank, 2)
+    capture = read_capture(tmp_path)
+    assert kernel_tables.kernels(capture).rows[0]["longest_at"] == "rank 1, step 1, 0.07 ms"
+    assert dict(details(capture))["longest call of a kernel that computes"] == (
+        "sgemm, 80 us, rank 1, step 1, 0.07 ms, launched by aten::mm with inputs of 8x4, 4x2 (float)"
+    )
+
+
+def test_the_speed_is_that_of_the_first_dimension_of_the_first_input(tmp_path):
+    inputs = {"Input Dims": [[32, 3, 9, 9], [4, 3, 3, 3]], "Input type": ["float", "float"]}
+    events = [annotation("ProfilerStep#1", 0, 1000), event("cpu_op", "aten::conv2d", 30, 20, **inputs)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert dict(details(capture))["speed"].startswith("32,000 samples per second on a rank, if the first ")
 
 
 @pytest.mark.parametrize("name", ["silu_" * 20_000, "scale" * 20_000])

@@ -45,6 +45,14 @@ def test_the_peak_of_memory_is_shown_with_its_operator(tmp_path):
     ]
 
 
+def test_the_peak_of_memory_has_an_operator_if_only_operators_have_text_as_thread(tmp_path):
+    """As in traces of torch 1.9."""
+    events = [annotation("ProfilerStep#4", 0, 100, tid="1"), event("cpu_op", "aten::mm", 12, 20, tid="1")]
+    events += [*launch(1, 10, "a", 20, 5, tid="1"), allocation(15, 4 << 30, 5 << 30, (1, 0), tid=1)]
+    (memory,) = read_rank(write(tmp_path / "rank0.json", events)).memory
+    assert memory.callers == "aten::mm"
+
+
 def test_the_peak_of_memory_is_compared_with_the_memory_of_the_device(tmp_path):
     path = write(tmp_path / "rank0.json", recording())
     properties = [{"name": "A", "totalGlobalMem": 80 << 30}]
