@@ -102,12 +102,12 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         name = match[1] if match else ""
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
-            yield Problem(
-                command.line,
-                f"a batch script does not read .bashrc, so {name} activate fails",
-                _REMEDIES[name],
-                None if in_task or (is_used and not _PATH_OF_ENV.search(script.text)) else "note",
-            )
+            is_sure = in_task or (is_used and not _PATH_OF_ENV.search(script.text))
+            what = f"a batch script does not read .bashrc, so {name} activate fails"
+            if subject.scheduler.reader.starts_login_shell and not in_task:
+                is_sure = False  # of the startup files of a login shell, some read .bashrc
+                what = f"{name} activate fails, unless the login shell of a PBS job reads .bashrc"
+            yield Problem(command.line, what, _REMEDIES[name], None if is_sure else "note")
             return
         before += command.text + "\n"
 
@@ -142,12 +142,14 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         is_whole = command.ends in ("\n", "&", ";") or (command.ends == "|" and len(command.words) > 1)
         is_run = is_option and is_next and is_whole and not is_reported
         if is_run and has_options and is_reached(script, command.line):
-            yield Problem(
-                command.line,
-                f"bash runs {shown(command.words[0])} as a command, since the command of line "
-                f"{previous.line} ends before it",
-                "end each line but the last of a command with a backslash, without comments between them",
+            what = (
+                f"bash runs {shown(command.words[0])} as a command, as the one before it ends in line {last}"
             )
+            is_apart = last < command.line - 1
+            remedy = f"end line {last} with a backslash{', and remove the lines between' * is_apart}"
+            if re.search(r"\\\s+#", script.lines[last - 1]):
+                remedy = f"remove the comment after the backslash in line {last}"
+            yield Problem(command.line, what, remedy)
 
 
 @check("JOB025", "error", "programs in the background when the script ends")

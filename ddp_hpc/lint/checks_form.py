@@ -81,7 +81,7 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
-        what = "lines end in CR LF, which sbatch rejects, and with which bash does not find commands"
+        what = "lines have Windows line ends (CR LF), which sbatch and the qsub of OpenPBS reject"
         yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT")
 
 
@@ -98,7 +98,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
-            "move it to the other directives, above the first command",
+            f"move {'them' if len(lines) > 1 else 'it'} to the other directives, above the first command",
             # They may be those of another job, and names of logs with variables have no better place.
             "note" if 2 * len(flags - given) <= len(flags) or all(map(_is_without_loss, late)) else None,
         )
@@ -286,7 +286,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
                 what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
                 remedy = _instead_of_variable(d)
             else:
-                what = f"{plain(mark)} in {d.flag} {shown(d.value)} is a placeholder"
+                of = "" if mark == d.value else f" {shown(d.value)}"
+                what = f"{shown(mark)} in {d.flag}{of} is a placeholder"
                 remedy = "write your own value"
             yield Problem(d.line, what, remedy, "note" if may_expand else None)
 

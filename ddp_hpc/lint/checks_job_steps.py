@@ -155,7 +155,7 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append"
             what = f"all tasks of the array write to {shown(d.value)}"
-            what += "" if appends else ", which each of them empties first"
+            what += "" if appends else ", and each overwrites the output of the others"
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
 
 

@@ -107,5 +107,5 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             is_small |= "per-cpu" in name and number >= 100
             read = counted(number, unit.removesuffix("s"))
             what = f"{subject.scheduler.title} reads {plain(name)}={number} as {read}"
-            remedy = f"write the unit, such as {plain(name)}=8gb"
+            remedy = f"write the unit, such as {plain(name)}={number if number < limit else 8}gb"
             yield Problem(line, what, remedy, "note" if is_small else None)

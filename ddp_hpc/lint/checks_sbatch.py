@@ -20,6 +20,8 @@ from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSI
 from ddp_hpc.schedulers.versions import is_between
 
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
+_MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
+_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
@@ -79,15 +81,15 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         if re.match(r"\W{0,3}#![ \t]*/", line) and not script.is_quoted(n)
     ]
     late = [n for n in shebangs if n <= 5]
-    what = f"the shebang of line {late[0]} does not begin" if late else "no shebang begins"
+    what = f"the shebang is in line {late[0]} instead of line 1" if late else "line 1 is no shebang"
     remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
     if script.commands and shebangs and script.commands[0].line < shebangs[0]:
         remedy += ", and the commands before it below the directives"
     damaged = _DAMAGED.match(script.lines[0])
     if damaged and damaged[1]:
-        what, remedy = "other characters than #! begin", "remove what comes before #!"
+        what, remedy = "there are other characters before #!", "remove what comes before #!"
     elif damaged and damaged[2]:
-        what, remedy = "no #! begins", "write #! at its beginning, without blanks"
+        what, remedy = "line 1 does not begin with #!", "write #! at its beginning, without blanks"
     elif damaged:
         remedy += ", and write #SBATCH into the next line"
     # Several of them, and directives below other lines, are in notes with examples.
@@ -95,7 +97,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     severity: Severity | None = "note" if are_notes else None
-    yield Problem(1, f"{what} the script, so sbatch rejects it", remedy, severity)
+    yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")
@@ -222,8 +224,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
             yield Problem(d.line, what, "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT:
-            what = f"the blank ends {before.flag}, so it has no value, and sbatch rejects the script"
-            yield Problem(d.line, what, f"write {before.flag}={plain(d.value)}")
+            what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
+            yield Problem(d.line, what, f"write {before.flag}={plain(d.value).lstrip('=')}")
         elif d.value.startswith("="):
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
         else:
@@ -254,6 +256,8 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
         if is_read and (unknown := unknown_mail_types(d.value)):
             what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
             remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
+            if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
+                remedy = f"write {meant}"
             yield Problem(d.line, what, remedy)
 
 

@@ -13,6 +13,9 @@ from ddp_hpc.lint.placeholders import is_template
 _PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
 
 
+_CORRECT = "correct the syntax there, or in a line before, such as a quote or a block that is not closed"
+
+
 @check("JOB003", "error", "bash syntax error")
 def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
@@ -41,7 +44,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         is_at_end = "end of file" in message
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
         is_known = block and (is_at_end or (re.search(r"token `(?:done|fi|esac|\})'", message) and block[2]))
-        remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else "correct the syntax"
+        remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
         yield Problem(line, what, remedy, "warning" if is_whole else None)
 
 

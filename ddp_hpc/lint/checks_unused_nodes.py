@@ -91,7 +91,7 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
         remedy = "request one task, or put srun in front of a program that uses MPI or torch.distributed"
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
-        remedy = "request one task with --cpus-per-task, or put srun in front of a program that uses MPI"
+        remedy = "request one task with --cpus-per-task; only a program that uses MPI needs tasks, and srun"
     severity: Severity | None = "note" if has_one_node or _prepares_ranks(subject) else None
     yield Problem(pythons[0].command.line, what, remedy, severity)
 

@@ -109,8 +109,14 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             what, severity = f"schedulers with {option} do not set {name}", "note" if sets_all else None
             yield Problem(read[name], what, f"use {instead}", severity)
     yield from _unset_numbers_of_ranks(subject, read)
+    yield from _without_option(subject, read)
+
+
+def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
+    """Yields the variables that the scheduler sets only with an option, which the script does not have."""
+    script, scheduler = subject.script, subject.scheduler
     of_launchers = " ".join(command.text for command in script.launches())
-    for name, options in reader.variables_of_options.items():
+    for name, options in scheduler.reader.variables_of_options.items():
         is_given = any(script.value(option) is not None or option in of_launchers for option in options)
         if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
             continue
@@ -118,7 +124,12 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         if lines:
             what = f"{name} is empty, because it is set only with {' or '.join(options[:2])}"
             remedy = f"add {scheduler.prefix} {options[0]}=NUMBER"
-            yield Problem(lines[0], what, remedy, None if _needs_value(script, name) else "note")
+            for_threads = re.search(rf"(?:OMP|MKL|OPENBLAS)_NUM_THREADS=[\"']?\$\{{?{name}\b", script.text)
+            if for_threads and script.value("--cpus-per-task"):
+                remedy = "use SLURM_CPUS_PER_TASK"
+            # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
+            is_needed = not for_threads and _needs_value(script, name)
+            yield Problem(lines[0], what, remedy, None if is_needed else "note")
 
 
 def _needs_value(script: Script, name: str) -> bool:

@@ -83,6 +83,7 @@ _MODULES = (
 _IS_A_SCRIPT = ("JOB001", "JOB027")
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
+_OF_TEXTS = (".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex")
 
 
 def lint_script(
@@ -126,6 +127,8 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
+    elif _is_text(subject.script, path):
+        findings = [replace(one, severity="note") for one in findings]
     elif weaker := _may_be_notes(subject.script):
         directives = {1, *(d.line for d in subject.script.read())}
         findings = [
@@ -136,22 +139,31 @@ def lint_script(
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 
+def _is_text(script: Script, path: Path | None) -> bool:
+    """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
+    is_one_script = script.lines[0].startswith("#!") and not _later_shebangs(script)
+    return path is not None and path.suffix in _OF_TEXTS and not is_one_script
+
+
 def _may_be_notes(script: Script) -> tuple[Severity, ...]:
     """Returns the severities of findings on commands that may be none of a job.
 
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
     several shebangs.
     """
-    first = script.lines[0]
-    # In a here-document, it is that of another script.
-    after_later = [
+    first, after_later = script.lines[0], _later_shebangs(script)
+    if sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
+        return ("error", "warning")
+    return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
+
+
+def _later_shebangs(script: Script) -> list[str]:
+    """Returns the lines after shebangs other than that of line 1, and than those of here-documents."""
+    return [
         following
         for number, (line, following) in enumerate(pairwise((*script.lines[1:], "")), start=2)
         if re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
     ]
-    if sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
-        return ("error", "warning")
-    return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
 
 
 def _in_template(

@@ -61,6 +61,8 @@ class ScriptReader:
     """Patterns of other schedulers in names of log files, which this one does not replace."""
     submit_directory: ClassVar[str] = "PWD"
     """The variable with the directory from which the job was submitted."""
+    starts_login_shell: ClassVar[bool] = False
+    """Whether the shell of a job reads the startup files of a login shell."""
     reads_indented: ClassVar[bool] = False
     """Whether the scheduler reads directives with blanks before the prefix."""
     variables: ClassVar[frozenset[str]] = frozenset()

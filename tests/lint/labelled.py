@@ -1339,6 +1339,11 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # The shebang of a here-document is that of another script.
     ("JOB033", "warning", "#SBATCH -t 1:00:00\ncat > a.sh <<E\n#!/bin/sh\nE\nconda run python a.py\n"),
     ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
+    # A login shell may read .bashrc.
+    ("JOB023", "note", "#!/bin/bash\n#PBS -l walltime=1:00:00\nconda activate e\npython a.py\n"),
+    # OpenMP ignores an empty number of threads.
+    ("JOB022", "note", S + "#SBATCH -N 1\nexport OMP_NUM_THREADS=$SLURM_NTASKS\n./a.out\n"),
+    ("JOB022", "warning", S + "#SBATCH -N 1\n./a.out -t $SLURM_NTASKS\n"),
     # Torque ignores the words after an option, which OpenPBS rejects.
     ("PBS002", "note", TORQUE + "#PBS -q long # the queue\n"),
     ("PBS002", "error", SELECT + "#PBS -q long # the queue\n"),

@@ -119,13 +119,13 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\n" + S, "the shebang of line 2 does not begin the script"),
-        ("\u2248" + S, "other characters than #! begin the script"),
-        ("#SBATCH --time=01:00:00\n./x\n", "no shebang begins the script"),
+        ("\n" + S, "the shebang is in line 2 instead of line 1"),
+        ("\u2248" + S, "there are other characters before #!"),
+        ("#SBATCH --time=01:00:00\n./x\n", "line 1 is no shebang"),
         (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
         (S + "#SBATCH -e $1.%J.err\n", "does not replace $1 in --error"),
-        (S + "#SBATCH -J a<name>\n", "<name> in --job-name"),
+        (S + "#SBATCH -J a<name>\n", "'<name>' in --job-name"),
         (S + "sudo ./x\n", "'sudo' needs a terminal, unless no password is needed,"),
     ],
 )

@@ -119,3 +119,18 @@ def test_a_placeholder_is_a_note_if_a_program_submits_the_script_with_a_value(
     (tmp_path / "submit.sh").write_text(f"{program}\n", encoding="utf-8")
     found = found_in(f"#!/bin/bash\n{directive}\n./a\n", tmp_path / "job.sh")
     assert [of for check, of in found if check == "JOB016"] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "severity"),
+    [
+        ("notes.txt", "# Options for GPUs:\n", "note"),
+        ("homework.Rmd", "# Exercise 3\n", "note"),
+        ("job.txt", "#!/bin/bash\n", "error"),
+        ("job.sh", "# Options for GPUs:\n", "error"),
+    ],
+)
+def test_a_text_without_a_shebang_is_no_script(name: str, first: str, severity: str, tmp_path: Path) -> None:
+    text = f"{first}#SBATCH --mem=8G --mem-per-cpu=1G\n"
+    found = lint_script(text, path=tmp_path / name, select=["SLURM016"])
+    assert [one.severity for one in found] == [severity]

@@ -25,6 +25,7 @@ class PbsReader(ScriptReader):
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
     walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
     expands_log_variables = True
+    starts_login_shell = True
     reads_indented = True
     # No blank is needed: pbs_ispbsdir in OpenPBS's check_job_script.c.
     directive_pattern = re.compile(r"#PBS(?:[ \t]+|(?=-)|$)(.*)", re.DOTALL)

@@ -110,9 +110,11 @@ def unknown_mail_types(text: str) -> list[str]:
 
 
 def _is_array(text: str) -> bool:
-    """Returns whether slurmctld accepts the indices of an array (slurm_parse_array_tok)."""
+    """Returns whether slurmctld accepts the indices of an array (slurm_parse_array_tok). It ignores what
+    follows % if this is no number.
+    """
     parts = [
-        re.fullmatch(r"\[?(\d{1,9})(?:-(\d{1,9})(?::[1-9]\d*)?)?\]?(?:%\d+\]?)?", part)
+        re.fullmatch(r"\[?(\d{1,9})(?:-(\d{1,9})(?::[1-9]\d*)?)?\]?(?:%.*)?", part)
         for part in text.split(",")
         if part
     ]
