@@ -84,7 +84,9 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
         if is_new and (near := _meant(script, name)):
             reported.add(name)
             what, is_of_other = f"nothing reads the variable {plain(name)}", name.startswith(_OF_OTHERS)
-            yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other else None)
+            # Libraries of linear algebra take the number of threads of OpenMP instead.
+            has_threads = near.endswith("_NUM_THREADS") and script.last_assigned("OMP_NUM_THREADS")
+            yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other or has_threads else None)
         for names, values, what, remedy, *severity in _VALUES:
             if re.fullmatch(names, name) and re.fullmatch(values, value):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)

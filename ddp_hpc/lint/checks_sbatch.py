@@ -30,7 +30,7 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # TU Dresden).
 OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
-    r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11"
+    r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11|gpufreq"
 )
 # Options that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype), the Ohio
 # Supercomputer Center (gpu_cmode) and the Hebrew University (killable). Elsewhere, sbatch rejects them.
@@ -241,6 +241,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 else f"write --{plain(d.value[2:])}"
                 if d.value.startswith("__")
                 else "remove the blank before it, quote a value with blanks, or write # before a comment",
+                None if any(other.flag for other in options) else "note",  # a comment of another script
             )
 
 

@@ -1339,6 +1339,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # The shebang of a here-document is that of another script.
     ("JOB033", "warning", "#SBATCH -t 1:00:00\ncat > a.sh <<E\n#!/bin/sh\nE\nconda run python a.py\n"),
     ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
+    # OpenBLAS and MKL also read OMP_NUM_THREADS.
+    ("JOB035", "note", S + "export OMP_NUM_THREADS=4\nexport OPENBLASS_NUM_THREADS=4\n./a.out\n"),
     # A login shell may read .bashrc.
     ("JOB023", "note", "#!/bin/bash\n#PBS -l walltime=1:00:00\nconda activate e\npython a.py\n"),
     # OpenMP ignores an empty number of threads.
