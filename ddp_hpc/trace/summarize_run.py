@@ -165,7 +165,7 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     waited_s = mean_s.pop(rank)
     evidence = (
         f"it was the last to start {num_last} of {len(matched)} collectives, in which the ranks wait "
-        f"{duration(waited_s)} per step for it (mean of all, with its own 0)"
+        f"{duration(waited_s)} per step for it (mean of all ranks)"
     )
     following = _following(ranks, mean_s, overall.wall_s)
     share = gain_s / overall.wall_s
