@@ -284,4 +284,4 @@ def shown(text: str) -> str:
 
 def plain(text: str) -> str:
     """Returns text from a script shortened for a one-line message, like `shown` but without quotes."""
-    return shown(text)[1:-1]
+    return shown(text)[1:-1].replace("\\'", "'").replace('\\"', '"')

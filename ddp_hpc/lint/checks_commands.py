@@ -26,7 +26,8 @@ _REMEDIES = {
 }
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
-    r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
+    r"shell[. ](?:hook|init|bash|zsh|posix)|__conda_setup|\beval\s+[\"']?\$\{?\w|"
+    r"(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
     r"\b(?:module|ml|uenv|spack)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _OF_SHELL = re.compile(

@@ -49,7 +49,7 @@ MASTER_PORT @ \d{2,3}|10[01]\d|102[0-3] @ only root can open this port @ use one
 MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ set MASTER_PORT to the port
 MASTER_ADDR @ \$\(scontrol.*\|\s*tail -(?:n ?)?1\) @ rank 0 has the first node @ use head -n 1
 MASTER_ADDR @ \$\{?PBS_NODEFILE\}? @ it is the name of a file @ write $(head -n 1 $PBS_NODEFILE)
-NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none)$)\w+ @ NCCL has no such level @ write INFO
+NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none)$)\w+ @ NCCL has no such level @ write WARN or INFO
 TORCH_DISTRIBUTED_DEBUG @ (?i)(?!(?:off|info|detail)$)\w+ @ PyTorch rejects it @ write DETAIL @ note
 CUDA_DEVICE_ORDER @ (?!(?:PCI_BUS_ID|FASTEST_FIRST)$)\w+ @ CUDA has no such order @ write PCI_BUS_ID @ note
 WANDB_MODE @ (?!(?:online|offline|disabled|dryrun|run|shared)$)\w+ @ wandb rejects it @ write offline @ note

@@ -161,7 +161,9 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         is_misspelled = match[3] != near and not match[2]
         fix = f"spell it #{near}" if is_misspelled else f"write #{near} at the very beginning of the line"
         remedy = f"{fix}, or write ##{near} to disable it"
-        yield Problem(number, what, remedy, "note" if may_be_disabled else _loss_of(flags))
+        # With a variable, which the scheduler does not expand, the directive would be wrong, too.
+        is_wrong = "$" in match.string.partition("-")[2]
+        yield Problem(number, what, remedy, "note" if may_be_disabled or is_wrong else _loss_of(flags))
 
 
 def _loss_of(flags: set[str]) -> Severity | None:

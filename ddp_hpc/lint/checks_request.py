@@ -52,7 +52,9 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             days = re.fullmatch(r"0*(\d{1,3}):(\d\d:\d\d:\d\d)", text)
             is_slurm = subject.scheduler.reader.bare_walltime_unit_s == 60
             form = f"{days[1]}-{days[2]}" if days and is_slurm else _WALLTIME_FORM
-            yield Problem(line, what, f"write {form}")
+            # sbatch also reads #PBS lines, and takes this for its own.
+            may_be_slurm = not is_slurm and re.search(r"\$\{?SLURM_", subject.script.text)
+            yield Problem(line, what, f"write {form}", "note" if may_be_slurm else None)
 
 
 @check("JOB012", "warning", "an ambiguous walltime")

@@ -39,11 +39,12 @@ _INSTEAD = {
     "--mail": "--mail-user or --mail-type",
     "--immediate": "no option, as sbatch cannot wait for resources",
     "--jobid": "srun --jobid",
+    "--mem-per-task": "--mem-per-cpu with this value divided by --cpus-per-task",
 }
 _INSTEAD |= re.findall(
     r"(\S+) (\S+)",
     "--name --job-name  --email --mail-user  --email-user --mail-user  --memory --mem  --walltime --time  "
-    "--mem-per-task --mem-per-cpu  --include --nodelist  --cpus --cpus-per-task  --share --oversubscribe  "
+    "--include --nodelist  --cpus --cpus-per-task  --share --oversubscribe  "
     "--queue --partition  --workdir --chdir  --mem_bind --mem-bind",
 )
 # An option that sbatch takes as the value of the option before it.
@@ -83,8 +84,11 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     late = [n for n in shebangs if n <= 5]
     what = f"the shebang is in line {late[0]} instead of line 1" if late else "line 1 is no shebang"
     remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
-    if script.commands and shebangs and script.commands[0].line < shebangs[0]:
+    before = [c for c in script.commands if shebangs and c.line < shebangs[0]]
+    if before:
         remedy += ", and the commands before it below the directives"
+    if script.lines[0].startswith("<<<<<<<"):
+        remedy = "resolve the conflict of git merge"
     damaged = _DAMAGED.match(script.lines[0])
     if damaged and damaged[1]:
         what, remedy = "there are other characters before #!", "remove what comes before #!"
@@ -96,6 +100,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     begins = next((n for n, line in enumerate(script.lines, 1) if _BEGINS.match(line)), 1)
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
+    are_notes |= any(c.name == "exit" for c in before)  # which disables the script
     severity: Severity | None = "note" if are_notes else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
@@ -188,7 +193,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     for pair in _all_contradictions(subject):
         is_for_all = not (pair.since or pair.until)
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
-            yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy)
+            # A usage shows options that sbatch gets on the command line.
+            is_shown = re.search(r"(?m)^[ \t]*#.*\bsbatch\s+--\w", subject.script.text)
+            severity: Severity | None = "note" if is_shown else None
+            yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:

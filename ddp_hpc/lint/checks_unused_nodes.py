@@ -60,9 +60,12 @@ def _names_launcher(start: Start) -> bool:
 
 
 def _prepares_ranks(subject: Subject) -> bool:
-    """Returns whether the script loads MPI, or sets a number of ranks, which a program may start itself."""
+    """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, or has
+    started ranks in a line that is a comment now.
+    """
     prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
-    return any(prepares.match(command.text) for command in subject.script.commands)
+    was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
+    return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)
 
 
 @check("SLURM012", "warning", "several tasks, but no launcher")

@@ -83,6 +83,8 @@ _MODULES = (
 _IS_A_SCRIPT = ("JOB001", "JOB027")
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
+_MANY = 3
+"""The number of shebangs after line 1 from which on the file contains several scripts."""
 _OF_TEXTS = (".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex")
 
 
@@ -141,7 +143,11 @@ def lint_script(
 
 def _is_text(script: Script, path: Path | None) -> bool:
     """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
-    is_one_script = script.lines[0].startswith("#!") and not _later_shebangs(script)
+    fences = (n for n, line in enumerate(script.lines, 1) if line.startswith("```"))
+    later = _later_shebangs(script)
+    if any(not script.is_quoted(number) for number in fences) or len(later) >= _MANY:
+        return True
+    is_one_script = script.lines[0].startswith("#!") and not later
     return path is not None and path.suffix in _OF_TEXTS and not is_one_script
 
 

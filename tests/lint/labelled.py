@@ -1339,6 +1339,16 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # The shebang of a here-document is that of another script.
     ("JOB033", "warning", "#SBATCH -t 1:00:00\ncat > a.sh <<E\n#!/bin/sh\nE\nconda run python a.py\n"),
     ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
+    # Several scripts, or a page with examples.
+    ("SLURM016", "note", "#!/bin/bash\n#SBATCH --mem=8G --mem-per-cpu=1G\n" + 3 * "#!/bin/sh\n./a\n"),
+    ("SLURM016", "note", "#!/bin/bash\n#SBATCH --mem=8G --mem-per-cpu=1G\n```\n./a\n```\n"),
+    ("SLURM016", "note", S + "#SBATCH --mem=8G --mem-per-cpu=1G\n# sbatch --mem=0 job.sh\n"),
+    ("SLURM001", "note", "echo disabled\nexit\n#!/bin/bash\n#SBATCH -t 1:00:00\n./a\n"),
+    # Its ranks are started by a line that is a comment now.
+    ("SLURM012", "note", S + "#SBATCH -n 16\n# srun -n 16 ./a\npython a.py\n"),
+    ("JOB005", "note", S + "#SBTACH --account=$USER\n"),
+    ("JOB011", "note", "#!/bin/bash\n#PBS -l walltime=30-00:00:00\necho $SLURM_JOB_ID\n"),
+    ("JOB023", "note", S + "conda activate e\n/opt/a\n"),
     # OpenBLAS and MKL also read OMP_NUM_THREADS.
     ("JOB035", "note", S + "export OMP_NUM_THREADS=4\nexport OPENBLASS_NUM_THREADS=4\n./a.out\n"),
     # A login shell may read .bashrc.
