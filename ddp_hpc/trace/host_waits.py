@@ -14,7 +14,7 @@ from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.event_names import STEP, region_of
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Ints, Longs, cover, index_at, parents, spent
-from ddp_hpc.trace.named_events import CallTree, only_callee
+from ddp_hpc.trace.named_events import WRAPPER, CallTree, only_callee
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 10, 100
@@ -112,13 +112,14 @@ class _Host:
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
-        # What is not work: annotations and Python functions, of which the innermost counts. Wrappers of a
-        # function have its name.
+        # What is not work: annotations and Python functions, of which the innermost counts. What torch
+        # does around a module has the name of its function.
         own = np.flatnonzero(~self._is_work[: len(host)] & ~is_step & (host.thread == self._main))
         functions = functions.chosen(functions.thread == self._main)
         around = parents(functions.thread, functions.starts, functions.durations)
+        is_wrapper = functions.where(lambda _, name: WRAPPER.search(name))
         callee = only_callee(functions.durations, around)
-        is_wrapper = callee != np.arange(len(callee))
+        callee = np.where(is_wrapper, callee, np.arange(len(callee)))
         while (callee != callee[callee]).any():
             callee = callee[callee]
         numbers = Numbers[str]()

@@ -32,6 +32,8 @@ from ddp_hpc.trace.step_times import Steps
 
 _FILLED = 0.9
 """A Python function that spends this fraction of its time in a single other one is not shown."""
+# What torch does around modules, and in decorators.
+WRAPPER = re.compile(r"(^|/)torch/(nn/modules/module\.py|(utils/)?_)")
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _MOST_SAMPLES = 15
 _FEWER_FUNCTIONS = 20

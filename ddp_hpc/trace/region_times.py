@@ -15,7 +15,7 @@ from ddp_hpc.trace.device_activity import is_inside
 from ddp_hpc.trace.event_columns import Events, Numbers
 from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
-from ddp_hpc.trace.named_events import CallTree, call_tree, calls_only_one
+from ddp_hpc.trace.named_events import WRAPPER, CallTree, call_tree, calls_only_one
 from ddp_hpc.trace.named_results import Region
 from ddp_hpc.trace.step_times import Steps
 
@@ -25,8 +25,6 @@ _CHECKPOINT = "CheckpointFunctionBackward"
 _MOST_REGIONS = 1000
 _NODES = "nodes of autograd (backward)"
 _MODULE = re.compile(r"(nn\.Module: .*)_\d+")
-# What torch does around modules, and in decorators.
-_WRAPPER = re.compile(r"(^|/)torch/(nn/modules/module\.py|(utils/)?_)")
 _SUMMED = ("num_calls", "total_s", "num_kernels", "device_s", "comm_s", "idle_s")
 
 
@@ -69,7 +67,7 @@ def function_times(recording: Recording, steps: Steps, functions: Events) -> tup
         np.bincount(events.name, events.durations * of, len(events.names)) for of in (True, calls_one)
     )
     is_shown = (passed_ns <= own_ns / 2)[: len(functions.names)]
-    is_shown &= [_WRAPPER.search(name) is None for _, name in functions.names]
+    is_shown &= [WRAPPER.search(name) is None for _, name in functions.names]
     is_counted = _ancestry(events.name, tree.above)[0] & steps.contain_on_host(events.starts)
     sums = zip(is_shown, _sums(recording, steps, tree, events, is_counted), strict=False)
     found = [one for is_one, one in sums if is_one and one.num_calls]

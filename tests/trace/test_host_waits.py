@@ -115,7 +115,7 @@ def test_python_functions_in_which_the_device_waits_are_named(tmp_path):
 def test_the_time_in_wrappers_of_a_function_is_that_of_the_function(tmp_path):
     """`call` spends nearly all of its time in `forward`, and `forward` a part of its time in an operator."""
     python = [event("python_function", name, at, dur) for name, at, dur in (
-        ("train.py(3): main", 0, 2000), ("module.py(9): call", 50, 900), ("model.py(7): forward", 60, 880),
+        ("train.py(3): main", 0, 2000), ("torch/nn/modules/module.py(9): call", 50, 900), ("model.py(7): forward", 60, 880),
     )]  # fmt: skip
     events = [annotation("ProfilerStep#1", 0, 2000), annotation("forward", 40, 1000), *python]
     events += [event("cpu_op", "aten::mm", 700, 200), *launch(1, 890, "sgemm", 900, 1100)]
