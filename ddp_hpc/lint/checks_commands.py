@@ -53,7 +53,8 @@ _GPU_PROGRAM = re.compile(
 _NO_OPTION = re.compile(r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d\d|[= ]alvis\b)")
 _OF_AMD = re.compile(r"ROCR_VISIBLE|MIOPEN_|\b(?:module|ml)\s.*\brocm|\brocm-smi")
 _USES_GPUS = re.compile(
-    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
+    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|(?:docker|podman)\b[^#]{,500}?--gpus|--runtime|--device\b|"
+    r"nvidia-docker"
 )
 # Programs in containers that need no GPU, even if the image or the job has some.
 _BINDS = re.compile("-[BHW]|--(?:bind|mount|home|workdir|pwd)")

@@ -51,6 +51,24 @@ BEGIN(?:export\s+)?\w*(?:ADDR|HOST|master\w*|node\w*)=["']?\$\(\s*srun\s+hostnam
     @ each task prints its own name @ use srun -N 1 -n 1
 LINE[^&>\n]&[ \t]*\n\s*[^#\n]*[^&>\n]&[ \t]*\n\s*wait\s+\$! @ this waits only for the last one @ write wait
 LINE\[{1,2}\s+[^\s\]]+[^\s\]=!<>]==?[^\s\]=]+\s+\] @ this is one word, and always true @ write blanks around =
+\A(?![^\0]*--exclusive)[^\0]*?^(?![ \t]*(?:echo|printf|print|cat|message)\b)[^#\n]*
+      (?:\bdetectCores\(\)|\b(?:os|multiprocessing|mp)\.cpu_count\(\)
+      |\w[= ]["']?(?:\$\(|`)[^\n`)]{,40}\bnproc\s+--all\b)
+    @ this counts all cores of the node, also those of other jobs @ use SLURM_CPUS_PER_TASK, or nproc
+^(?![^\n]*(?:MASTER_ADDR=|scontrol))[^#\n]*\$\{?SLURM_(?:JOB_)?NODELIST(?:\}?["']?[ \t]*\|[ \t]*
+      (?:tr\s+(?:-s\s+)?["']?,|sed\s+(?:-\w+\s+)?["']?s.,|cut\s+-d\s?["']?,)|//,)
+    @ the list has the form node[01-04], so no names come out @ use scontrol show hostnames
+LINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
+    @ the list has the form node[01-04], so no names come out @ use scontrol show hostnames
+\A(?![^\0]*&[ \t]*$)[^\0]*?^(?:killall|pkill)\s[^\n#|&;]*(?:\n[ \t]*(?:#[^\n]*)?)*\Z
+    @ the job counts as failed if this finds nothing to end @ write || true after it
+\bray\s+start\s(?:[^\n&]|\\\n){,300}?--head\b(?:[^\n&]|\\\n){,300}?&[ \t]*\n
+      (?:(?!\b(?:sleep|until|while|wait)\b|ray\s+(?:status|health)|\.py\b)[^\0]){,3000}?\bray\s+start\s[^#\n]{,200}?--address
+    @ this may connect before the head node is up, and fails then @ write sleep or until ray status before it
+^(?:export\s+)?(\w+)=["']?[^\s"'#]*\$\{?SLURM_JOB_?ID\}?["']?$
+      (?=[^\0]{,5000}?\bsbatch\s[^\n]*after\w*:["']?\$\{?SLURM_JOB_?ID)
+      (?=[^\0]{,5000}?\b(?:resume|restart|ckpt|checkpoint)\S*[= ]["']?\$\{?\1\b)
+    @ the next job has another ID, so it does not find what this one has saved @ omit the ID
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
     @ in quotes, the program and its arguments are one name @ omit the quotes
 """
@@ -80,7 +98,8 @@ def _together(subject: Subject) -> Iterator[Problem]:
     if is_template(script) or (script.shebang and not re.search(r"\b(?:ba|da)?sh\b", script.shebang)):
         return
     for pattern, what, remedy in _ROWS:
-        if match := pattern.search(script.text, 0, 65_536):  # some take time
+        is_name = "SLURM_(?:JOB_)?NODELIST" in pattern.pattern and subject.num_nodes == 1
+        if not is_name and (match := pattern.search(script.text, 0, 65_536)):  # some take time
             yield Problem(script.text.count("\n", 0, match.end() - 1) + 1, what, remedy)
     for command in script.commands:
         name = command.name

@@ -46,7 +46,7 @@ _OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes
 # Arguments of fairseq without those with which it connects the tasks of Slurm.
 _FAIRSEQ = re.compile(
     r"\sfairseq(?:-(?:hydra-)?train|_cli/(?:hydra_)?train\.py)\s(?![^#]*distributed[-_.](?:port|init))"
-    r"[^#]*\bdistributed[-_]world[-_]size[= ](?![01]\b)"
+    r"(?:[^#]*\bdistributed[-_]world[-_]size[= ](?![01]\b)|(?![^#]*(?:world[-_]size|--config)))"
 )
 
 

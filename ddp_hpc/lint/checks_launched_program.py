@@ -51,6 +51,7 @@ _LOCAL = table(r"""
 _OF_LIGHTNING = re.compile(
     r"[\s-]trainer\.(?:devices|strategy|num_nodes|gpus)[= ]"
     r"|[\s.-](?:strategy|distributed_backend)[= ]\"?ddp(?![a-z])"
+    r"|\s--devices[= ]\d+\s[^#]{,200}?--num_nodes[= ]|\s--num_nodes[= ]\d+\s[^#]{,200}?--devices[= ]"
 )
 # A script with one of these may hide the tasks of Slurm from Lightning, or start the ranks itself.
 _OTHER_RANKS = re.compile(r"unset SLURM|SLURM_(?:NTASKS|JOB_NAME)=|torchrun|torch\.distributed|\bRANK=")

@@ -29,8 +29,9 @@ _OF_OPEN_MPI = {
 }
 # Intel MPI accepts these, but does not document them (tried with 2021.1 to 2021.19).
 _UNDOCUMENTED = r"--?(?:map-by|bind-to)"
+_HOSTS_OF_HYDRA = r"--?hosts|-iface|-launcher"
 _FOREIGN = {
-    "Open MPI": _OF_HYDRA,
+    "Open MPI": {**_OF_HYDRA, _HOSTS_OF_HYDRA: "--host or --hostfile, see mpirun --help"},
     "Intel MPI": {**_OF_OPEN_MPI, _UNDOCUMENTED: "-ppn RANKS, and I_MPI_PIN_DOMAIN"},
     "MPICH": _OF_OPEN_MPI,
     "PALS": {
@@ -76,7 +77,20 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
                     is_accepted = names is _UNDOCUMENTED
                     has = "does not document the" if is_accepted else "has no"
                     what = f"{command.name} of {title} {has} option {plain(word)}"
-                    yield Problem(command.line, what, remedy, "note" if is_accepted else None)
+                    is_note = names in (_UNDOCUMENTED, _HOSTS_OF_HYDRA)
+                    yield Problem(command.line, what, remedy, "note" if is_note else None)
+        yield from _ignored_ppn(subject, command) if title == "Intel MPI" else ()
+
+
+def _ignored_ppn(subject: Subject, command: Command) -> Iterator[Problem]:
+    """Yields ranks per node of Intel MPI, which takes those of Slurm instead."""
+    own = whole_number(subject.value_of(command.option("-ppn", "-perhost") or ""))
+    of_job, is_slurm = subject.ranks_per_node, subject.scheduler.name == "slurm"
+    is_open = re.search(r"_PLACEMENT|\s-(?:f|machinefile|hosts?|hostfile|bootstrap)\s", subject.script.text)
+    if own and of_job and own != of_job and is_slurm and (subject.num_nodes or 1) > 1 and not is_open:
+        what = f"Intel MPI takes the {of_job} tasks per node of Slurm, and ignores -ppn {own}"
+        remedy = f"use --ntasks-per-node={own}, or I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=0"
+        yield Problem(command.line, what, remedy, "note")
 
 
 def _type_of_mpi(subject: Subject) -> Iterator[Problem]:
@@ -114,7 +128,12 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)
         if ranks in (1, 2) and number > 1 and not is_bound:
-            of_rank = "threads" if threads > 1 else "threads or processes"
-            what = f"Open MPI binds each of up to two ranks to one core, which its {number} {of_rank} share"
+            kind = "threads" if threads > 1 else "threads or processes"
+            what = f"Open MPI binds each of up to two ranks to one core, which its {number} {kind} share"
             remedy = f"add --map-by slot:PE={number}, or --bind-to none"
             yield Problem(command.line, what, remedy, None if threads > 1 else "note")
+        is_set = _BINDS.search(command.text) or re.search(r"_MCA_|(?<!PROC)_BIND", subject.script.text)
+        of_rank = whole_number(subject.value_of(exported[-1] if exported else "")) or 1
+        if (ranks or 0) > 2 and ranks == subject.num_nodes and of_rank > 8 and not is_set:
+            what = f"Open MPI binds each rank to one socket or NUMA domain, which its {of_rank} threads share"
+            yield Problem(command.line, what, "add --bind-to none, unless it has as many cores", "note")

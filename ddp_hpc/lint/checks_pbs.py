@@ -308,9 +308,16 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 yield Problem(d.line, what, remedy, "note" if is_of_nqsv else None)
 
 
-@check("PBS024", "note", "a log that PBS does not write to the path")
+@check("PBS024", "note", "a log that PBS does not write to the path, or overwrites")
 def _kept_log(subject: Subject) -> Iterator[Problem]:
     kept = subject.script.value("-k") or ""
+    array = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?:%.*)?", subject.script.value("-J") or "")
+    has_several = array is not None and int(array[2]) - int(array[1]) >= int(array[3] or 1)
+    for d in subject.script.read() if has_several else ():
+        if d.flag in ("-o", "-e") and re.fullmatch(r"[^$^{<]+\.\w+", d.value) and d.value != "/dev/null":
+            what = f"all subjobs of the array write to {shown(d.value)}, and only the last log remains"
+            yield Problem(d.line, what, "write ^array_index^ into the name, or only the directory")
+            break
     for d in subject.script.read() if re.fullmatch("[oe]{1,2}", kept) else ():
         if d.flag in ("-o", "-e") and d.flag[1] in kept and "/" in d.value:
             what = f"with -k {kept}, PBS keeps the log in the home directory, and ignores {d.flag}"

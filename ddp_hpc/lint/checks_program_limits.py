@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, table
-from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.launch_commands import Start, requests_gpus, starts
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.schedulers.registry import MONITORED
@@ -57,6 +57,13 @@ IS_LIGHT = re.compile(
     r"samtools|bcftools|bedtools|bowtie2?-build|\S*-build|tar|unzip|mkfifo|basename|dirname|local|ulimit|shopt|read|"
     r"singularity|apptainer|touch|wget|curl|chmod|rsync|env|eval|function|\{|\}|true|false|continue|break"
 )
+# Options for memory: of STAR in bytes, and of Java.
+_LIMITS = re.compile(r"(--limit(?:GenomeGenerate|BAMsort)RAM(?=\s)|-Xmx)\s*(\d+[kmgtKMGT]?)\b")
+# What may use the CPUs of a task without OpenMP, and what names them in options of srun.
+_OTHER_THREADS = re.compile(
+    r"(?i)python|\bR(?:script)?\b|julia|matlab|java|thread|cpu|core|worker|parallel|proc|\s-n?[tj]\b|\b(?:ba)?sh\b|singularity|apptainer"
+)
+_OF_SRUN = re.compile(r"--cpus-per-task\S*|--cpu[-_]bind\S*|\$\{?SLURM_\w+|=cores\b")
 _OF_LSF = ("jsrun", "bsub")
 _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
 
@@ -77,6 +84,10 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if of_node and gpus and of_node > gpus:
             what = f"deepspeed --num_gpus={of_node} is the number for each node, and a node has {gpus}"
             yield Problem(line, what, f"use --num_gpus={gpus}", "error")
+        is_mdrun = start.words[:2] == ("gmx", "mdrun") and (gpus or 1) > 1 and not start.is_launched
+        if is_mdrun and {"-ntomp", "-ntmpi", "-nt", "-gpu-id"} & {*start.options} == {"-ntomp"}:
+            what = f"with {gpus} GPUs, mdrun rejects -ntomp without -ntmpi"
+            yield Problem(line, what, f"add -ntmpi {gpus}", "note")
         for option, threads in threads_of(start) if cpus else ():
             if threads > cpus:
                 what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
@@ -89,8 +100,48 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if own and own < threads and option.startswith("--"):
             what = f"{plain(option)} tells the program to use {threads} CPUs, and srun gives it {own}"
             yield Problem(command.line, what, f"use srun --cpus-per-task={threads}", "note")
-    if cpus > 1 and not subject.placeholder_lines and not is_template(subject.script):
-        yield from _one_thread(subject, cpus)
+    if not subject.placeholder_lines and not is_template(subject.script):
+        yield from _memory(subject)
+        yield from _one_thread(subject, cpus) if cpus > 1 else ()
+        yield from _one_thread_of_openmp(subject)
+
+
+def _memory(subject: Subject) -> Iterator[Problem]:
+    """Yields a program that is allowed all memory of the job, or more."""
+    given = [(name, value) for _, name, value in subject.scheduler.reader.memory(subject.script)]
+    name, value = given[-1] if len(given) == 1 else ("", "")
+    has = _bytes(value) * {"--mem": 1, "mem": 1, "--mem-per-cpu": _num_cpus(subject)}.get(name, 0)
+    commands = [(c.line, c.text) for c in subject.script.commands if c.name not in ("echo", "printf")]
+    for line, text in commands if has else ():
+        found = [(option, _bytes(size, 1)) for option, size in _LIMITS.findall(text)]
+        if sort := re.search(r"\bsamtools\s+sort\s[^|;]*", text):
+            of_each, threads = (re.search(rf"\s{o}\s?(\S+)", sort[0]) for o in ("-m", "(?:-@|--threads)"))
+            number = whole_number(subject.value_of(threads[1])) if threads else 1
+            found += [("samtools sort", _bytes(of_each[1], 1) * (number or 0))] if of_each else []
+        for option, size in [one for one in found if one[1] >= has][:1]:
+            what = f"{option} may use {size / 2**30:.3g} GiB, and the job has {has / 2**30:.3g} GiB"
+            yield Problem(line, what, "request more memory, or allow the program less", "note")
+            return
+
+
+def _bytes(text: str, unit: int = 2**20) -> int:
+    """Returns a size in bytes; 0 if it is unknown."""
+    size = re.fullmatch(r"(\d{1,15})([kmgt]?)b?", text.lower())
+    return int(size[1]) * (1024 ** ("kmgt".index(size[2]) + 1) if size[2] else unit) if size else 0
+
+
+def _one_thread_of_openmp(subject: Subject) -> Iterator[Problem]:
+    """Yields OMP_NUM_THREADS=1 for compiled programs with MPI whose tasks have several CPUs."""
+    script, cpus = subject.script, whole_number(subject.script.value("--cpus-per-task")) or 1
+    lines = [line for line, name, _ in script.exports if name == "OMP_NUM_THREADS"]
+    is_one = script.set_once.get("OMP_NUM_THREADS") == "1" and len(lines) == 1 and not requests_gpus(subject)
+    works = [c for c in script.commands if not IS_LIGHT.fullmatch(c.name)]
+    body = "\n".join(_OF_SRUN.sub("", command.text) for command in works)
+    is_mpi = bool(works) and {command.name for command in works} == {"srun"} and subject.has_many_tasks
+    if cpus > 2 and is_one and is_mpi and not _OTHER_THREADS.search(body):
+        what = f"each task has {cpus} CPUs, and OpenMP uses one of them"
+        remedy = "use OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK, or request one CPU per task"
+        yield Problem(lines[0], what, remedy, "note")
 
 
 def threads_of(start: Start) -> Iterator[tuple[str, int]]:

@@ -32,6 +32,7 @@ _LAST_PORT = 65535
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
 # As a value, not as a part of the name of a file, which may be the same for all tasks.
 _VALUE_OF_TASK = re.compile(rf"(?:^|[\s=,:\"'(]){_OF_A_TASK.pattern}\}}?(?=[\s,;\"')]|$)")
+_OPTION_OF_TASK = re.compile(rf"\s--?\w[\w-]*[= ]{_OF_A_TASK.pattern}")
 _HOSTNAME = re.compile(
     r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
 )
@@ -142,6 +143,23 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
                 what = f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0"
                 remedy = f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes"
                 yield Problem(command.line, what, remedy)
+    yield from _assigned_too_early(subject)
+
+
+def _assigned_too_early(subject: Subject) -> Iterator[Problem]:
+    """Yields options for srun with a variable of its tasks that are in a variable of the batch shell."""
+    texts = {command.line: command.text for command in subject.script.commands}
+    several = [
+        s for s in starts(subject) if (s.num_ranks or s.num_nodes or 1) > 1 and s.command.name == "srun"
+    ]
+    used = {name for start in several for name in re.findall(r"\$\{?(\w+)", start.command.text)}
+    lines = {line for line, name, value in subject.script.assignments if name in used and " " in value}
+    for line in sorted(lines):
+        text = expanded_in_shell(texts[line])
+        name = None if re.search(r"c10d|\bsrun ", text) else _OPTION_OF_TASK.search(text)
+        if name:
+            what = f"the batch shell expands ${name[1]} here, where it is 0, so all tasks of srun get 0"
+            yield Problem(line, what, f"write \\${name[1]}, and start it with srun bash -c", "note")
 
 
 @check("RANK011", "error", "the same rank for all tasks")

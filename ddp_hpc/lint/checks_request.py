@@ -15,6 +15,10 @@ from ddp_hpc.schedulers.script_options import whole_number
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
+# A time that is not the number of hours.
+_IN_WORDS = re.compile(
+    r"(?i)\bmin(?:ute)?s?\b|\b(?:an?|one|two|three|four|five|six|eight|ten|twelve|half) (?:an )?hours?\b"
+)
 _INTERPRETER = re.compile(
     r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
 )
@@ -66,7 +70,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         what = f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds"
         yield Problem(line, what, f"write {_WALLTIME_FORM}")
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
-        text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text))
+        (text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text)))
+        and not (int(text) < 3600 and _IN_WORDS.search(comment))
     ):
         what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
         yield Problem(line, what, f"write {text}:00:00")

@@ -119,7 +119,7 @@ srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)
     @ where scontrol fails, such as in a container, each node waits at itself @ omit || echo @ note
 ssh\s(?:[^'"#]|"[^"]*")*'[^']*\$\{?(?:PBS|SLURM)_\w @ ssh passes no variables @ write " for ' @ note
-sbatch\s(?=[^#]*(?:--array|-a)[= ])[^'#]*--wrap[= ]?"[^"]*(?<!\\)\$\{?SLURM_ARRAY_TASK_ID
+sbatch\s(?=[^#]*(?:--array|-a)[= ])[^'#]*--wrap[= ]?"[^"]*(?<!\\)\$(?:\{?|\(\(\s*)SLURM_ARRAY_TASK_ID
     @ the shell that submits expands this, and it is empty there @ write --wrap='...' @ note
 sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ the job steps get no other variables, such as PATH @ write --export=ALL,NAME=VALUE @ note
@@ -150,6 +150,10 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
 trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]{,200}?
     (?i:complete|done|success|finish)[^\n;]*?\1\s+(?:\w+\s+)*?(?:EXIT|0)\b
     @ this writes the file even if a program has failed @ write it after the last program has succeeded @ note
+(?!echo|printf)[^#]*(?:depend=|--dependency[= ]|\s-d\s?)["']?after\w*:[^\s,?]{,300}?:after\w*:
+    @ the second type of dependency is taken for the ID of a job @ write afterok:ID:ID @ note
+(?!foamJob)(?:\S*/)?(?:\w*(?:Foam|Mesh)|redistributePar)\s[^#|;&]*?(?<=\s)-parallel(?:\s|$)
+    @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this may wait for input, which a batch job does not get @ do it before the job @ note
 (?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
@@ -166,6 +170,10 @@ _EXPANDS_LATER = re.compile(
 )
 _EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\bawk\b|--wrap")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
+_WRAPPED = re.compile(
+    r"\bsbatch\s[^#'\"]{,500}?--wrap[= ]?\"(?:[^\"\\]|\\.)*?"
+    r"\$\{?(SLURM_(?:JOB_?ID|CPUS_PER|NTASKS|NNODES|PROCID|LOCALID|NODE)\w*)"
+)
 _ENDLESS = re.compile(
     r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
     r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b(?!\s+(?:list|stop|password|build|clean|path|--(?:version|help|generate-config)))|ray\s+start\s[^#]*--block|"
@@ -250,6 +258,13 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     literal = re.match(r"(?:export\s+)?(\w+)='[^']*\$\{?([A-Za-z_]\w*)[^']*'$", command.text.rstrip())
     if literal and script.sets(literal[2]) and not _EXPANDS_TEXT.search(script.text):
         yield f"in single quotes, the text ${literal[2]} stays as it is", 'write "', "note"
+    wrapped = _WRAPPED.search(command.text) if not script.read() else None
+    if wrapped and not script.sets(wrapped[1]):
+        yield (
+            f"the shell that submits expands ${wrapped[1]}, which is empty there",
+            "write --wrap='...'",
+            "note",
+        )
     directory = re.match(r"cd\s+\"?\$\{?(\w+)\b", outside)
     if directory and script.set_once.get(directory[1]) == "":
         yield f"the value of {directory[1]} is empty", f"set {directory[1]} to a directory", "note"

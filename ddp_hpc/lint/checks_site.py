@@ -19,6 +19,10 @@ from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Names of GPUs as features of nodes.
+_MODEL = re.compile(
+    r"(?i)(?<![a-z0-9])(?:titan\w*|[rg]tx\w*|tesla\w*|[vpah]100\w*|h200|k[248]0m?|p40|t4|a[1345]0|l40s?|mi\d{3}\w*)(?![a-z0-9])"
+)
 _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -81,14 +85,18 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
 def _no_gpus(subject: Subject) -> Iterator[Problem]:
     own = None if _asks_for_gpus(subject.script) else _own_script(subject)
     has_gpus = re.search("(?i)gpu", subject.script.value("--partition", "-q") or "")
+    model = _MODEL.search(subject.script.value("--constraint") or "")
+    names_gpu = model and subject.script.value("--gres") is None
     is_whole = subject.known_site is not None or subject.script.value("--exclusive") is not None
-    if has_gpus and not is_whole and not _asks_for_gpus(subject.script):
+    if (has_gpus or names_gpu) and not is_whole and not _asks_for_gpus(subject.script):
         option = ":ngpus=NUMBER to chunks" if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
+        place = "partition" if has_gpus else "kind of node"
+        flags = ("--partition", "-q") if has_gpus else ("--constraint",)
         what, remedy = (
-            "this partition has GPUs, and the job requests none",
+            f"this {place} has GPUs, and the job requests none",
             f"add {option}, unless it has whole nodes",
         )
-        yield Problem(subject.line_of("--partition", "-q"), what, remedy, "note")
+        yield Problem(subject.line_of(*flags), what, remedy, "note")
     if subject.site is None or own is None:
         return
     features = subject.script.value("--constraint")

@@ -206,6 +206,12 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
         what = f"with --ntasks={tasks}, the job has {counted(tasks, 'task')}, and not {per_node} per node"
         remedy = f"write --nodes={tasks} if it is the number of nodes, or omit --ntasks-per-node"
         yield Problem(subject.line_of("--ntasks"), what, remedy, "note")
+    total = tasks or (nodes or 1) * (subject.ranks_per_node or 1)
+    gpus = subject.gpus_per_node if "gpu" in (subject.script.value("--gres") or "") else 0
+    if nodes and total > nodes > 1 and gpus == total:
+        what = f"--gres is for each node, so the job has {nodes * gpus} GPUs for its {total} tasks"
+        remedy = f"use --gres=gpu:{-(-total // nodes)} for one GPU per task"
+        yield Problem(subject.line_of("--gres"), what, remedy)
 
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")

@@ -87,7 +87,9 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     pythons = [start for start in starts(subject) if _is_python_program(start)]
     if not pythons or _run_together(subject, pythons):
         return
-    if has_one_node and any(ONE_PROCESS.search(start.command.text) for start in starts(subject)):
+    size = whole_number(subject.value_of(subject.script.last_assigned("WORLD_SIZE") or "")) or 1
+    uses_all = size == 1 and any(ONE_PROCESS.search(start.command.text) for start in starts(subject))
+    if has_one_node and uses_all:
         return
     if has_one_node:
         what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"

@@ -19,6 +19,10 @@ _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 _OF_OTHERS = re.compile(
     r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
 )
+# Variables of the shell, of the login and of sites that scripts also set in other letters.
+_OF_LOGIN = re.compile(
+    "PATH|HOME|USER|LOGNAME|HOST(?:NAME|S)?|PWD|TMPDIR|SHELL|LANG|RANDOM|SECONDS|SCRATCH|WORK|PROJECT|(?:SLURM|PBS)_.*"
+)
 _FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-node", "--main-process-ip")
 # Variables that torchrun sets for its ranks, and others that scripts often set.
 _OF_RANKS = re.compile(
@@ -101,6 +105,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         elif name in unknown and name.startswith("SLURM_"):
             what = f"Slurm does not set {plain(name)}"
             yield Problem(line, what, "use a variable of sbatch(1), or set it", "note")
+    yield from _in_other_letters(script, read)
     yield from _unset_arrays(script)
     yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
@@ -130,6 +135,16 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
             # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
             is_needed = not for_threads and _needs_value(script, name)
             yield Problem(lines[0], what, remedy, None if is_needed else "note")
+
+
+def _in_other_letters(script: Script, read: Mapping[str, int]) -> Iterator[Problem]:
+    """Yields variables whose names the script sets in other letters, such as $api_key for API_KEY."""
+    assigned = {name.lower(): name for _, name, _ in script.assignments}
+    for name, line in read.items():
+        other = "" if _OF_LOGIN.fullmatch(name) else assigned.get(name.lower(), "")
+        if other and not _comes_from_outside(script, name, other):
+            what = f"nothing sets {plain(name)}, and bash distinguishes it from {plain(other)}"
+            yield Problem(line, what, f"write ${plain(other)}", "note")
 
 
 def _needs_value(script: Script, name: str) -> bool:
