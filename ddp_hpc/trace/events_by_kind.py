@@ -58,6 +58,7 @@ class _Inputs(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
     dims_of_torch_1: msgspec.Raw = msgspec.field(name="Input dims", default=msgspec.Raw(b""))
+    stack: msgspec.Raw = msgspec.field(name="Call stack", default=msgspec.Raw(b""))
 
 
 class _Arguments(msgspec.Struct, gc=False):
@@ -136,6 +137,8 @@ class Recording:
     """Shapes and data types of inputs; the first is empty."""
     has_stacks: bool
     """Whether the calls of Python functions were recorded."""
+    has_stacks_of_operators: bool
+    """Whether operators have call stacks, as in traces of torch 1."""
     num_dropped: int
     """The number of events that were not kept."""
 
@@ -175,7 +178,7 @@ class Collector:
         self.messages: Numbers[Message] = Numbers()
         self.configs: Numbers[Launch] = Numbers()
         self.shapes = Numbers({"": 0})
-        self.has_stacks = False
+        self.has_stacks = self.has_stacks_of_operators = False
 
     def add(self, events: list[Event], world_size: int) -> None:
         """Adds events of a program of `world_size` ranks, or 0 if this is unknown."""
@@ -203,6 +206,7 @@ class Collector:
             if event.dur >= _LEAST_FUNCTION_US and not event.name.startswith("nn.Module: ")
         ])  # fmt: skip
         self.has_stacks |= len(modules) < len(of["python_function"])
+        self.has_stacks_of_operators |= any(bytes(one.stack) for one in inputs)
         self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:
             if category.endswith(_RUNTIMES):
@@ -267,6 +271,7 @@ class Collector:
             configs=configs,
             shapes=tuple(self.shapes),
             has_stacks=self.has_stacks,
+            has_stacks_of_operators=self.has_stacks_of_operators,
             num_dropped=sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import Capture, Times
+from ddp_hpc.trace.critical_path import LATE, WAIT
 from ddp_hpc.trace.input_shapes import shapes
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
@@ -52,10 +53,10 @@ def gains(capture: Capture, wall_s: float) -> str:
     is_long = mean.idle_kernel_s * len(capture.ranks) > 2e-6 * num_kernels  # usual between kernels
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
-        f"the late start of {rank} ({_start(capture)})": late_s,
-        f"waiting for data (attainable: {loader})": _without_data_waits_s(capture),
+        f"different starts of the ranks, of which {rank} is the last ({_start(capture)})": late_s,
+        f"waiting for data{_and_after(capture)} (attainable: {loader})": _without_data_waits_s(capture),
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
-        f"late launches by the host (a bound: {_earlier(capture)})": mean.idle_host_s,
+        f"late launches by the host (a bound: {_earlier(capture)})": _late_launches_s(capture),
         "launch calls (a bound: launch less; in the first steps, they also load code)": mean.idle_launch_s,
         "waits of kernels that are launched (a bound)": mean.idle_kernel_s * is_long,
         "Python or other code outside of operators (a bound)": idle_s,
@@ -91,12 +92,26 @@ def gains(capture: Capture, wall_s: float) -> str:
 
 
 def _without_data_waits_s(capture: Capture) -> float:
-    """Returns the time per step of waiting for data. After a long wait, the queue of kernels is empty, so the
-    steps that are slow because of it are also slow afterwards.
+    """Returns the time per step of waiting for data, and of what makes the same steps slow afterwards, when
+    the queue of kernels is empty.
     """
-    waits_s, slow = capture.mean.data_s, slow_steps_of(capture.ranks)
+    slow = slow_steps_of(capture.ranks)
     is_cause = slow and next(iter(slow.more)) in ("data_s", "idle_data_s")
-    return max(waits_s, slow.gain * capture.mean.wall_s) if slow and is_cause else waits_s
+    return max(capture.mean.data_s, slow.gain * capture.mean.wall_s * bool(is_cause) if slow else 0.0)
+
+
+def _and_after(capture: Capture) -> str:
+    is_more = _without_data_waits_s(capture) > capture.mean.data_s
+    return ", with the idle time right after it" * is_more
+
+
+def _late_launches_s(capture: Capture) -> float:
+    """Returns the time per step of waiting for late launches: that of a rank or, since other ranks wait for
+    it in collectives, that on the critical path.
+    """
+    rows = capture.path.rows if capture.path and len(capture.ranks) > 1 else ()
+    on_path_s = sum(row.dur_s for row in rows if row.kind == WAIT and row.name.startswith(LATE))
+    return max(capture.mean.idle_host_s, on_path_s)
 
 
 def _gained_by_device_s(capture: Capture) -> float:

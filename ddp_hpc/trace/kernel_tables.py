@@ -67,7 +67,7 @@ def copies(capture: Capture) -> Table:
     first, *others = sum_columns(capture, Column("name", "copies,"), "ms")
     columns = [
         *(first, Column("stream", "stream"), *others),
-        *(Column(f"{one}_s", f"{one} us", us) for one in ("median", "longest")),
+        *(Column(f"{one}_s", f"{one} us", us) for one in ("shortest", "longest")),
         Column("bytes", "size", known(format_bytes)),
         Column("speed", "GB/s", known("{:.2f}".format)),
         Column("beside", "beside kernels", "{:.0%}".format),
@@ -89,6 +89,7 @@ def kernels(capture: Capture) -> Table:
     num_sms = max(trace.num_sms for trace in capture.ranks)
     for row in rows:
         row["longest_at"] = place(capture, row["longest_rank"], row["longest_step"], row["longest_after_s"])
+        row["median_s"] = None if row["is_copy"] else row["median_s"]  # of different sizes
         launch = row["launch"] or Launch()
         sizes = ["x".join(map(str, size)) for size in (launch.grid, launch.block) if size]
         row["grid"] = ", ".join(sizes) or None

@@ -34,12 +34,15 @@ def metadata(head: dict[str, Any], recording: Recording) -> tuple[tuple[str, str
         for name, value in fields.items()
         if isinstance(value, str | int | float) and not _SHOWN_ELSEWHERE.fullmatch(name)
     ]
+    of_operators = "none recorded (with_stack=True records them)"
+    if recording.has_stacks_of_operators:
+        of_operators = "recorded without times, as call stacks of operators, which this report does not show"
     found = [
         ("name of the trace", str(head.get("traceName", ""))),
         ("metadata of the trace", ", ".join(texts[:_MOST_FIELDS])),
         (
             "Python functions",
-            "" if recording.has_stacks else "none recorded (with_stack=True records them)",
+            "" if recording.has_stacks else of_operators,
         ),
     ]
     return tuple((term, text) for term, text in found if text)

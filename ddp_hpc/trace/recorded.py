@@ -50,7 +50,12 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     if capture.on_device:
         on_host = " on the host"
         found += [("Tensor or matrix cores", _use_of_cores(capture)), ("launches", _launches(capture))]
-        found.append(("longest call of a kernel that computes", _longest_call(capture)))
+        found.append(
+            (
+                f"longest call of a computing kernel{' in the steps' * capture.has_steps}",
+                _longest_call(capture),
+            )
+        )
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
     found.append(("speed", _speed(capture)))
@@ -112,8 +117,8 @@ def _use_of_cores(capture: Capture) -> str:
     if times[None] >= _MUCH * all_s:
         known += f"; unknown for {times[None] / all_s:.0%}"
     occupancy = weighted(rows, "occupancy")
-    estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
-    return f"{known if times[1.0] or times[0.0] else 'unknown'}; their occupancy: {estimate}"
+    estimate = "not recorded for most kernels" if occupancy is None else f"{occupancy:.0f}% (estimated)"
+    return f"{known if times[1.0] or times[0.0] else 'unknown'}; occupancy of computing kernels: {estimate}"
 
 
 def _launches(capture: Capture) -> str:
@@ -126,8 +131,8 @@ def _launches(capture: Capture) -> str:
         f"{of['num_calls']:,.0f} calls launch {of['num_kernels']:,.0f} kernels and copies{capture.per_step}, "
         f"{of['num_late']:,.0f} of them late; {of['num_short']:,.0f} kernels are shorter than their call; "
         f"medians: {duration(of['call_s'])} for a call, {duration(of['kernel_s'])} for a kernel, which "
-        f"starts {duration(of['delay_s'])} after its call, and {of['queue_median']:,.0f} kernels in the "
-        f"queue, which is empty for {of['queue_empty']:.0%} of the time"
+        f"starts {duration(of['delay_s'])} after its call, and a queue "
+        f"of {of['queue_median']:,.0f}, which is empty for {of['queue_empty']:.0%} of the time"
     )
 
 

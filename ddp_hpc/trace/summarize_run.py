@@ -173,8 +173,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         return Straggler(rank, "idle", waited_s, share, evidence + following, 0.0, waited_s)
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
-        f". At least {duration(before_s)} of this is due to its late start: its host begins the step "
-        f"{duration(late_s)} after that of the first rank, for a cause before this "
+        f". At least {duration(before_s)} of this is due to different starts of the ranks: its host begins "
+        f"the step {duration(late_s)} after that of the first rank, for a cause before this "
         f"{'step' if num_steps > 1 else 'recording'}"
     )
     own = {trace.rank: trace.host_own_s for trace in ranks if trace.busy}

@@ -80,9 +80,15 @@ def host_regions(capture: Capture) -> Table:
     for trace in capture.ranks:
         if trace.busy and trace.host_s and len(capture.ranks) > 1:
             row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"name": f"rank {trace.rank}"}
+            begins = ((step.number, (step.on_host or (0.0,))[0]) for step in trace.steps)
+            row["begins_s"] = statistics.fmean(capture.in_step_s(trace.rank, *begin) for begin in begins)
             rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
+    first_s = min((row["begins_s"] for row in rows), default=0.0)
+    for row in rows:
+        row["begins_s"] -= first_s
     columns = [
         Column("name", "ranks by step on the host, ms"),
+        Column("begins_s", "begins later than the first", ms),
         Column("own_s", "without blocking calls", ms),
         Column("blocked_s", "blocking calls", ms),
         *(Column(name, name, ms) for name in REGIONS if any(row[name] for row in rows)),

@@ -113,7 +113,7 @@ def _share(time_s: float, capture: Capture) -> str:
 
 def _place(row: Row) -> str:
     around = f" in {row['annotation']}" if row["annotation"] else ""
-    return f"{row['call']}{around}" + (f" ({row['num_calls']:,.3g} times)" if row["num_calls"] > 1 else "")
+    return f"{row['call']}{around}" + (f" ({row['num_calls']:,.0f} times)" if row["num_calls"] >= 1.5 else "")
 
 
 def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:

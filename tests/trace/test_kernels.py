@@ -287,7 +287,7 @@ def test_copies_of_a_stream_have_their_size_bandwidth_and_overlap_with_kernels(t
         events.append(event("gpu_memcpy", name, 40 * number, dur_us, stream, correlation=9, bytes=size))
     table = kernel_tables.copies(read_capture(write(tmp_path / "rank0.json", events).parent))
     assert [[table.write(column, row) for column in table.columns[1:]] for row in table.rows] == [
-        ["stream 7", "2", "0.04", "20.0", "30.0", "195.3 KiB", "5.00", "25%"],
+        ["stream 7", "2", "0.04", "10.0", "30.0", "195.3 KiB", "5.00", "25%"],
         ["stream 9", "1", "0.00", "0.0", "0.0", "8 B", "-", "0%"],
     ]
 
@@ -587,14 +587,15 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert dict(details(capture))["Tensor or matrix cores"] == (
         "used 67% of the time of computing kernels, by their names; "
-        "their occupancy: not recorded for most of this time"
+        "occupancy of computing kernels: not recorded for most kernels"
     )
 
 
 def test_nothing_is_said_of_matrix_cores_if_no_name_shows_them(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 400), *launch(0, 10.0, "_matmul_triton", 50, 40)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert dict(details(capture))["Tensor or matrix cores"].startswith("unknown; their occupancy: ")
+    said = dict(details(capture))["Tensor or matrix cores"]
+    assert said.startswith("unknown; occupancy of computing kernels: ")
 
 
 def test_calls_inside_other_calls_are_not_shown(tmp_path):
@@ -754,7 +755,7 @@ def test_the_summary_names_the_longest_call_and_where_it_is_on_the_timeline(tmp_
         write(tmp_path / f"rank{rank}.json", events, rank, 2)
     capture = read_capture(tmp_path)
     assert kernel_tables.kernels(capture).rows[0]["longest_at"] == "rank 1, step 1, 0.07 ms"
-    assert dict(details(capture))["longest call of a kernel that computes"] == (
+    assert dict(details(capture))["longest call of a computing kernel in the steps"] == (
         "sgemm, 80 us, rank 1, step 1, 0.07 ms, launched by aten::mm with inputs of 8x4, 4x2 (float)"
     )
 

@@ -170,7 +170,7 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     assert (
         "launches: 1 calls launch 1 kernels and copies per step, 1 of them late; 0 kernels are shorter than "
         "their call; medians: 10 us for a call, 80 us for a kernel, which starts 10 us after its call, and "
-        "0 kernels in the queue, which is empty for 95% of the time"
+        "a queue of 0, which is empty for 95% of the time"
     ) in ended.stdout
     assert "critical path" not in ended.stdout, "the tables of one stream contain the same"
     (capture,) = json.loads((tmp_path / "t.out").read_text())["captures"]
