@@ -151,6 +151,8 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             remedy = f"end line {last} with a backslash{', and remove the lines between' * is_apart}"
             if re.search(r"\\\s+#", script.lines[last - 1]):
                 remedy = f"remove the comment after the backslash in line {last}"
+            elif script.lines[last - 1].lstrip().startswith("#"):
+                remedy = f"move the comment of line {last} out of the command"
             yield Problem(command.line, what, remedy)
 
 

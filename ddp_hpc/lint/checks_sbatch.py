@@ -20,6 +20,7 @@ from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSI
 from ddp_hpc.schedulers.versions import is_between
 
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
+_REJECT = "and later versions reject it"
 _MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
 _MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
@@ -311,7 +312,7 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
             remedy = _INSTEAD.get(f"--{option.name}", "")
             yield Problem(
                 d.line,
-                f"{have} has --{option.name}" + (f", but the site has {version}" if version else ""),
+                f"{have} has --{option.name}, " + (f"but the site has {version}" if version else _REJECT),
                 f"use {remedy}" if remedy else "remove it",
                 "warning" if not version and option.is_in(VERSIONS[2]) else None,
             )

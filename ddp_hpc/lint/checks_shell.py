@@ -33,7 +33,7 @@ setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NA
 set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
 (?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
-export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the blank after = ends the value @ omit it
+export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the blank after = ends the assignment @ write no blank after =
 export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=VALUE
 (?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
 (?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
@@ -61,15 +61,16 @@ sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ] @ only 
 ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
     @ the lines below run here, not on this host @ write what shall run there after the host
 [^'"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
-rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1 @ * is quoted here @ put it outside
+rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1
+    @ in quotes, * is only a character, so this deletes nothing @ write the * after the quote
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
 [^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]
-    @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after it
+    @ the errors do not go to this file, as 2>&1 comes before it @ write > FILE 2>&1
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
-    @ here, > writes to a file @ write -gt or -ge
+    @ in [ ], > writes to a file, and compares nothing @ write -gt or -ge
 (?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
     @ PATH contains the directories of programs, and the former value is lost

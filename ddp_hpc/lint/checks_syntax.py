@@ -45,6 +45,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
         is_known = block and (is_at_end or (re.search(r"token `(?:done|fi|esac|\})'", message) and block[2]))
         remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
+        if not block and (surplus := re.search(r"token `(done|fi|esac|\})'", message)):
+            remedy = f"remove it, or write the beginning of the block that {surplus[1]} ends"
         yield Problem(line, what, remedy, "warning" if is_whole else None)
 
 
