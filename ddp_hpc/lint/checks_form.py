@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import (
@@ -31,14 +31,6 @@ _LISTS = frozenset(
     (
         *("--acctg-freq", "--clusters", "--dependency", "--exclude", "--export", "--gres", "--licenses"),
         *("--mail-type", "--nodelist", "--propagate", "--tres-per-task"),
-    )
-)
-# Options without which a job may run in the same way, on the same nodes: the user has a default account.
-_ONLY_NAMES = frozenset(
-    (
-        *("--job-name", "--output", "--error", "--open-mode", "--mail-type", "--mail-user", "--comment"),
-        *("--verbose", "--quiet", "--account", "--export", "--nodelist"),
-        *("-N", "-o", "-e", "-j", "-m", "-M"),
     )
 )
 _DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
@@ -132,7 +124,7 @@ def _belong_to_job(script: Script, late: list[Directive]) -> bool:
     return bool(script.read() or is_job) and not (is_second or is_for_template)
 
 
-@check("JOB005", "error", "a comment that looks like a misspelled directive")
+@check("JOB005", "warning", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     first = next((command.line for command in script.commands), len(script.lines) + 1)
@@ -163,12 +155,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         remedy = f"{fix}, or write ##{near} to disable it"
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]
-        yield Problem(number, what, remedy, "note" if may_be_disabled or is_wrong else _loss_of(flags))
-
-
-def _loss_of(flags: set[str]) -> Severity | None:
-    """Returns the severity of losing these options; None if the job gets other resources without them."""
-    return "warning" if flags <= _ONLY_NAMES else None
+        yield Problem(number, what, remedy, "note" if may_be_disabled or is_wrong else None)
 
 
 def _flags(subject: Subject, line: str) -> set[str]:
