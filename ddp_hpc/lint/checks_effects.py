@@ -51,8 +51,8 @@ BEGIN(?:export\s+)?\w*(?:ADDR|HOST|master\w*|node\w*)=["']?\$\(\s*srun\s+hostnam
     @ each task prints its own name @ use srun -N 1 -n 1
 LINE[^&>\n]&[ \t]*\n\s*[^#\n]*[^&>\n]&[ \t]*\n\s*wait\s+\$! @ this waits only for the last one @ write wait
 LINE\[{1,2}\s+[^\s\]]+[^\s\]=!<>]==?[^\s\]=]+\s+\] @ this is one word, and always true @ write blanks around =
-\A(?![^\0]*--exclusive)[^\0]*?^(?![ \t]*(?:echo|printf|print|cat|message)\b)[^#\n]*
-      (?:\bdetectCores\(\)|\b(?:os|multiprocessing|mp)\.cpu_count\(\)
+\A(?![^\0]*--exclusive)[^\0]*?^(?![ \t]*(?:echo|printf|print|cat|message|grep)\b)[^#\n]*
+      (?:\bdetectCores\(\)|(?<!, )\b(?:os|multiprocessing|mp)\.cpu_count\(\)
       |\w[= ]["']?(?:\$\(|`)[^\n`)]{,40}\bnproc\s+--all\b)
     @ this counts all cores of the node, also those of other jobs @ use SLURM_CPUS_PER_TASK, or nproc
 ^(?![^\n]*(?:MASTER_ADDR=|scontrol))[^#\n]*\$\{?SLURM_(?:JOB_)?NODELIST(?:\}?["']?[ \t]*\|[ \t]*
@@ -63,11 +63,11 @@ LINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
 \A(?![^\0]*&[ \t]*$)[^\0]*?^(?:killall|pkill)\s[^\n#|&;]*(?:\n[ \t]*(?:#[^\n]*)?)*\Z
     @ the job counts as failed if this finds nothing to end @ write || true after it
 \bray\s+start\s(?:[^\n&]|\\\n){,300}?--head\b(?:[^\n&]|\\\n){,300}?&[ \t]*\n
-      (?:(?!\b(?:sleep|until|while|wait)\b|ray\s+(?:status|health)|\.py\b)[^\0]){,3000}?\bray\s+start\s[^#\n]{,200}?--address
+      (?:(?!\b(?:sleep|until|while|wait)\b|ray\s+(?:status|health)|\.py\b)[^\0]){,1500}?\bray\s+start\s[^#\n]{,200}?--address
     @ this may connect before the head node is up, and fails then @ write sleep or until ray status before it
 ^(?:export\s+)?(\w+)=["']?[^\s"'#]*\$\{?SLURM_JOB_?ID\}?["']?$
-      (?=[^\0]{,5000}?\bsbatch\s[^\n]*after\w*:["']?\$\{?SLURM_JOB_?ID)
-      (?=[^\0]{,5000}?\b(?:resume|restart|ckpt|checkpoint)\S*[= ]["']?\$\{?\1\b)
+      (?=[^\0]{,3000}?\bsbatch\s[^\n]{,200}?after\w*:["']?\$\{?SLURM_JOB_?ID)
+      (?=[^\0]{,3000}?\b(?:resume|restart|ckpt|checkpoint)\S{,40}?[= ]["']?\$\{?\1\b)
     @ the next job has another ID, so it does not find what this one has saved @ omit the ID
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
     @ in quotes, the program and its arguments are one name @ omit the quotes

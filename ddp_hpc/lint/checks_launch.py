@@ -318,8 +318,8 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
         starts_program = command.name in ("torchrun", "python", "python3") or (
             command in others or (command.launched and command.launched[1:2] != ("-c",))
         )
-        reads_input = command.words[1:2] == ("-",)  # a few lines of Python
-        if command.line > traps[0].line and starts_program and not reads_input:
+        is_read = subject.script.lines[command.line - 2].rstrip().endswith("<(")  # its output is
+        if command.line > traps[0].line and starts_program and not is_read:
             what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"
             remedy = "start it in the background and wait for it: ... & wait $!"
             yield Problem(command.line, what, remedy, "note" if command in others else None)

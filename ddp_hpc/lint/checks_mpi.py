@@ -31,7 +31,10 @@ _OF_OPEN_MPI = {
 _UNDOCUMENTED = r"--?(?:map-by|bind-to)"
 _HOSTS_OF_HYDRA = r"--?hosts|-iface|-launcher"
 _FOREIGN = {
-    "Open MPI": {**_OF_HYDRA, _HOSTS_OF_HYDRA: "--host or --hostfile, see mpirun --help"},
+    "Open MPI": {
+        **_OF_HYDRA,
+        _HOSTS_OF_HYDRA: "--host, --hostfile or others, see mpirun --help",
+    },
     "Intel MPI": {**_OF_OPEN_MPI, _UNDOCUMENTED: "-ppn RANKS, and I_MPI_PIN_DOMAIN"},
     "MPICH": _OF_OPEN_MPI,
     "PALS": {

@@ -26,7 +26,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     commands = [command for command in script.commands if command.argv]
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
-        keeps = keeps and "--version" not in command.argv
+        keeps = keeps and not re.search(r"python\S*\s+(?:--version|-V)\b", command.text)
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"

@@ -106,12 +106,18 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         yield from _one_thread_of_openmp(subject)
 
 
+# What these start does not run in this job.
+_RUN_ELSEWHERE = ("echo", "printf", "sbatch", "qsub", "ssh")
+
+
 def _memory(subject: Subject) -> Iterator[Problem]:
     """Yields a program that is allowed all memory of the job, or more."""
     given = [(name, value) for _, name, value in subject.scheduler.reader.memory(subject.script)]
     name, value = given[-1] if len(given) == 1 else ("", "")
     has = _bytes(value) * {"--mem": 1, "mem": 1, "--mem-per-cpu": _num_cpus(subject)}.get(name, 0)
-    commands = [(c.line, c.text) for c in subject.script.commands if c.name not in ("echo", "printf")]
+    commands = [(c.line, c.text) for c in subject.script.commands if c.name not in _RUN_ELSEWHERE]
+    if "#SBATCH hetjob" in subject.script.text or "#SBATCH packjob" in subject.script.text:
+        return
     for line, text in commands if has else ():
         found = [(option, _bytes(size, 1)) for option, size in _LIMITS.findall(text)]
         if sort := re.search(r"\bsamtools\s+sort\s[^|;]*", text):

@@ -71,7 +71,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         yield Problem(line, what, f"write {_WALLTIME_FORM}")
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
         (text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text)))
-        and not (int(text) < 3600 and _IN_WORDS.search(comment))
+        and not (int(text) < 3600 and _IN_WORDS.search(comment) and f"{text} h" not in comment)
     ):
         what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
         yield Problem(line, what, f"write {text}:00:00")

@@ -186,6 +186,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         elif expected := expected_value(d.flag, d.value, version):
             remedy = long or f"write {expected}; see sbatch(1)"
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
+        elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
+            what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
+            yield Problem(d.line, what, "write a number of tasks after %", "note")
 
 
 @check("SLURM016", "error", "options that exclude each other")
@@ -195,7 +198,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         is_for_all = not (pair.since or pair.until)
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
             # A usage shows options that sbatch gets on the command line.
-            is_shown = re.search(r"(?m)^[ \t]*#.*\bsbatch\s+--\w", subject.script.text)
+            options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
+            is_shown = re.search(
+                rf"(?m)^[ \t]*#.{{,200}}\bsbatch\s.{{,200}}(?:{options})", subject.script.text
+            )
             severity: Severity | None = "note" if is_shown else None
             yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)
 
@@ -239,6 +245,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
         else:
             has_dash = d.value[0] in "\u2013\u2014"
+            # In a script without directives, `#SLURM...` is probably a comment.
+            is_comment = not any(other.flag for other in options)
+            is_comment = is_comment and subject.script.lines[d.line - 1].startswith("#SLURM")
             what = f"{shown(d.value)} does not belong to an option, so sbatch rejects the script"
             if has_dash:
                 what = f"a long dash instead of - or -- begins {shown(d.value[1:])}, so sbatch rejects it"
@@ -250,7 +259,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 else f"write --{plain(d.value[2:])}"
                 if d.value.startswith("__")
                 else "remove the blank before it, quote a value with blanks, or write # before a comment",
-                None if any(other.flag for other in options) else "note",  # a comment of another script
+                "note" if is_comment else None,
             )
 
 

@@ -208,7 +208,8 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
         yield Problem(subject.line_of("--ntasks"), what, remedy, "note")
     total = tasks or (nodes or 1) * (subject.ranks_per_node or 1)
     gpus = subject.gpus_per_node if "gpu" in (subject.script.value("--gres") or "") else 0
-    if nodes and total > nodes > 1 and gpus == total:
+    # A task may use several GPUs, but few nodes have more than 8.
+    if nodes and total > nodes > 1 and gpus == total and (tasks or gpus > 8):
         what = f"--gres is for each node, so the job has {nodes * gpus} GPUs for its {total} tasks"
         remedy = f"use --gres=gpu:{-(-total // nodes)} for one GPU per task"
         yield Problem(subject.line_of("--gres"), what, remedy)

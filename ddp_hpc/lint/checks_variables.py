@@ -139,7 +139,9 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
 
 def _in_other_letters(script: Script, read: Mapping[str, int]) -> Iterator[Problem]:
     """Yields variables whose names the script sets in other letters, such as $api_key for API_KEY."""
-    assigned = {name.lower(): name for _, name, _ in script.assignments}
+    if re.search(r"(?m)^[ \t]*(?:source|\.)\s(?!.*(?:activate|profile|bashrc))|\bprintf -v\b", script.text):
+        return  # they may set others
+    assigned = {name.lower(): name for _, name, _ in script.assignments if not name.lower().endswith("proxy")}
     for name, line in read.items():
         other = "" if _OF_LOGIN.fullmatch(name) else assigned.get(name.lower(), "")
         if other and not _comes_from_outside(script, name, other):

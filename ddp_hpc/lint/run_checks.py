@@ -85,7 +85,7 @@ _IS_A_SCRIPT = ("JOB001", "JOB027")
 _MAX_OF_ONE_CHECK = 20
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
-_OF_TEXTS = (".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex")
+_OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex"))
 
 
 def lint_script(
@@ -143,12 +143,10 @@ def lint_script(
 
 def _is_text(script: Script, path: Path | None) -> bool:
     """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
-    fences = (n for n, line in enumerate(script.lines, 1) if line.startswith("```"))
     later = _later_shebangs(script)
-    if any(not script.is_quoted(number) for number in fences) or len(later) >= _MANY:
-        return True
     is_one_script = script.lines[0].startswith("#!") and not later
-    return path is not None and path.suffix in _OF_TEXTS and not is_one_script
+    has_name_of_text = path is not None and not _OF_TEXTS.isdisjoint(path.suffixes)
+    return len(later) >= _MANY or (has_name_of_text and not is_one_script)
 
 
 def _may_be_notes(script: Script) -> tuple[Severity, ...]:

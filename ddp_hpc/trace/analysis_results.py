@@ -292,6 +292,8 @@ class RankTrace:
     """What the trace says about the job: terms and descriptions."""
     first_input: str = ""
     """The shape of the first layer's input, or why it is unknown; empty in captures without operators."""
+    num_samples: int = 0
+    """Its first dimension, if the first layer is called once per step with this shape; otherwise 0."""
     is_ring: bool = False
     """Whether its collectives are those of gloo, in groups of all ranks or of one."""
 

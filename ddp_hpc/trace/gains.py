@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from ddp_hpc.base.units import duration
-from ddp_hpc.trace.analysis_results import Capture, Times
+from ddp_hpc.trace.analysis_results import IDLE_CAUSES, Capture, Times
 from ddp_hpc.trace.critical_path import LATE, WAIT
 from ddp_hpc.trace.input_shapes import shapes
 from ddp_hpc.trace.named_results import Kernel
 from ddp_hpc.trace.region_times import RECOMPUTED
-from ddp_hpc.trace.slow_steps import slow_steps_of
+from ddp_hpc.trace.slow_steps import mean_lengths, slow_steps_of
 from ddp_hpc.trace.sums_over_ranks import computing_kernels
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.wait_findings import has_long_waits
@@ -96,8 +96,12 @@ def _without_data_waits_s(capture: Capture) -> float:
     the queue of kernels is empty.
     """
     slow = slow_steps_of(capture.ranks)
-    is_cause = slow and next(iter(slow.more)) in ("data_s", "idle_data_s")
-    return max(capture.mean.data_s, slow.gain * capture.mean.wall_s * bool(is_cause) if slow else 0.0)
+    if slow is None or next(iter(slow.more)) not in ("data_s", "idle_data_s"):
+        return capture.mean.data_s
+    idle = ("idle_s", *IDLE_CAUSES)
+    of_data = sum(more_s for part, more_s in slow.more.items() if part == "data_s" or part in idle)
+    gain_s = slow.gain * capture.mean.wall_s * min(1.0, of_data / (sum(slow.more.values()) or 1.0))
+    return max(capture.mean.data_s, gain_s)
 
 
 def _and_after(capture: Capture) -> str:
@@ -109,9 +113,12 @@ def _late_launches_s(capture: Capture) -> float:
     """Returns the time per step of waiting for late launches: that of a rank or, since other ranks wait for
     it in collectives, that on the critical path.
     """
-    rows = capture.path.rows if capture.path and len(capture.ranks) > 1 else ()
-    on_path_s = sum(row.dur_s for row in rows if row.kind == WAIT and row.name.startswith(LATE))
-    return max(capture.mean.idle_host_s, on_path_s)
+    path, wall_s = capture.path, capture.mean.wall_s
+    if path is None or len(capture.ranks) == 1:
+        return capture.mean.idle_host_s
+    on_path_s = sum(row.dur_s for row in path.rows if row.kind == WAIT and row.name.startswith(LATE))
+    share = on_path_s / (mean_lengths(capture.ranks)[path.step] or 1.0)
+    return max(capture.mean.idle_host_s, min(share, 1.0) * wall_s)
 
 
 def _gained_by_device_s(capture: Capture) -> float:

@@ -48,28 +48,34 @@ def metadata(head: dict[str, Any], recording: Recording) -> tuple[tuple[str, str
     return tuple((term, text) for term, text in found if text)
 
 
-def first_input(recording: Recording, steps: Steps) -> str:
-    """Returns the shape and data type of the input of the first layer in the steps, or why it is unknown."""
+def first_input(recording: Recording, steps: Steps) -> tuple[str, int]:
+    """Returns the shape and data type of the input of the first layer in the steps, or why it is unknown, and
+    its first dimension if there is one such call per step, or 0.
+    """
     host = recording.host
     named = (match for _, name in host.names if (match := _TOKENS.match(name)))
     if match := next(named, None):
-        return "{} tokens; requests in the context phase: {}, in generation: {}".format(*match.groups())
+        return "{} tokens; requests in the context phase: {}, in generation: {}".format(*match.groups()), 0
     has_shapes = host.where(lambda category, _: category == "cpu_op") & (host.fields["shapes"] > 0)
     if not has_shapes.any():
-        return "shapes were not recorded (record_shapes=True)"
+        return "shapes were not recorded (record_shapes=True)", 0
     is_layer = has_shapes & host.where(lambda _, name: _LAYER.fullmatch(name))
     at = np.flatnonzero(is_layer & steps.contain_on_host(host.starts))
     if not len(at):
-        return "unknown, because no convolution, embedding or linear layer was recorded"
+        return "unknown, because no convolution, embedding or linear layer was recorded", 0
     first = at[np.lexsort((-host.durations[at], host.starts[at]))[0]]
     calls = recording.launches
     is_graph = calls.where(lambda _, name: "GraphLaunch" in name)
     if (steps.contain_on_host(calls.starts) & is_graph & (calls.starts < host.starts[first])).any():
-        return "not recorded, because the first layers run in graphs (CUDA or HIP)"
+        return "not recorded, because the first layers run in graphs (CUDA or HIP)", 0
     name = host.names[host.name[first]][1]
     shapes, _, types = recording.shapes[host.fields["shapes"][first]].rstrip(")").partition(" (")
     arguments, dtypes = shapes.split(", "), types.split(", ")
     number = min(name.endswith(_SECOND), len(arguments) - 1)
     is_known = len(dtypes) in (1, len(arguments))  # one, or each only once
     dtype = dtypes[number if len(dtypes) > 1 else 0] if is_known else ""
-    return " ".join(filter(None, (arguments[number], dtype, f"in {name}")))
+    same = host.name[at] == host.name[first]
+    same &= host.fields["shapes"][at] == host.fields["shapes"][first]
+    of_batch, is_matrix, _ = arguments[number].partition("x")
+    num = int(of_batch) if is_matrix and same.sum() == len(steps.numbers) else 0
+    return " ".join(filter(None, (arguments[number], dtype, f"in {name}"))), num

@@ -11,6 +11,7 @@ from ddp_hpc.base.device_peaks import peaks_of
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.input_shapes import num_flops
 from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
 from ddp_hpc.trace.kernel_tables import place
@@ -58,7 +59,11 @@ def details(capture: Capture) -> list[tuple[str, str]]:
         )
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
-    found.append(("speed", _speed(capture)))
+    if first.num_samples and capture.has_steps:
+        speed = first.num_samples / (capture.mean.wall_s or 1.0)
+        text = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        text += " samples per second on a rank, if the first dimension of this input is the batch"
+        found.append(("speed", text))
     found += _data_types(capture)
     if not capture.collectives:
         is_called = any(op.name.startswith(_CALLS) for trace in capture.ranks for op in trace.ops)
@@ -91,19 +96,13 @@ def _longest_call(capture: Capture) -> str:
     kernel, trace = max(computing, key=lambda one: one[0].longest_s, default=(None, capture.ranks[0]))
     if kernel is None:
         return ""
-    launcher = " with inputs of ".join(filter(None, (kernel.operator, kernel.shapes)))
+    operator = "" if kernel.operator.startswith(STEP) else kernel.operator
+    launcher = f"launched by {operator}" * bool(operator)
+    if operator and kernel.shapes:
+        launcher += f" with inputs of {kernel.shapes}"
     at = place(capture, trace.rank, kernel.longest_step, kernel.longest_after_s)
-    parts = [short(kernel.name), duration(kernel.longest_s), at, launcher and f"launched by {launcher}"]
+    parts = [short(kernel.name), duration(kernel.longest_s), at and f"at {at}", launcher]
     return ", ".join(filter(None, parts))
-
-
-def _speed(capture: Capture) -> str:
-    """Returns the speed of a training if the first dimension of the first input is the batch."""
-    match, step_s = re.match(r"(\d+)x", capture.ranks[0].first_input), capture.mean.wall_s
-    if not match or not capture.has_steps or not step_s:
-        return ""
-    number = f"{int(match[1]) / step_s:,.0f} samples per second on a rank"
-    return f"{number}, if the first dimension of this input is the batch"
 
 
 def _use_of_cores(capture: Capture) -> str:

@@ -29,10 +29,10 @@ _SHIFTED = 0.01
 
 def shifted_steps(ranks: Sequence[RankTrace]) -> set[int]:
     """Returns the first step of the ranks if it cannot be compared with the others."""
-    found = set()
+    found, begins = set(), min(trace.steps[0].number for trace in ranks)
     for trace in ranks:
         first, lags_s = trace.steps[0], [step.start_s - step.limits_s(True)[0] for step in trace.steps]
-        if trace.busy and _is_shifted(lags_s, first.times.wall_s):
+        if first.number == begins and trace.busy and _is_shifted(lags_s, first.times.wall_s):
             found.add(first.number)
     return found
 

@@ -86,12 +86,14 @@ def with_others(capture: Capture, rows: list[Row], name: str) -> list[Row]:
     for row in rows:
         is_short = all(row[one] < least_s for one in summed if one.endswith("_s"))
         (short if is_short else longer).append(row)
-    short.sort(key=_longest_s)
-    most_s = _MOST_OTHERS * capture.mean.wall_s
-    while short and _longest_s(short[-1]) >= LEAST_S and sum(map(_longest_s, short)) > most_s:
-        if len(longer) == _FEW:
+    left_s, kept = sum(map(_longest_s, short)), {id(row) for row in longer}
+    for row in sorted(short, key=_longest_s, reverse=True):
+        is_little = left_s <= _MOST_OTHERS * capture.mean.wall_s or _longest_s(row) < LEAST_S
+        if is_little or len(kept) >= _FEW:
             break
-        longer.append(short.pop())
+        left_s -= _longest_s(row)
+        kept.add(id(row))
+    longer, short = ([row for row in rows if (id(row) in kept) == of] for of in (True, False))
     if len(short) < 2:
         return rows
     others: Row = dict.fromkeys(rows[0]) | {one: sum(row[one] for row in short) for one in summed}

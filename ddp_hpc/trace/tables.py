@@ -77,15 +77,20 @@ def host_regions(capture: Capture) -> Table:
     whose host takes longest without waiting in blocking calls.
     """
     rows: list[Row] = []
+    common = set.intersection(*({step.number for step in trace.steps} for trace in capture.ranks))
     for trace in capture.ranks:
         if trace.busy and trace.host_s and len(capture.ranks) > 1:
             row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"name": f"rank {trace.rank}"}
-            begins = ((step.number, (step.on_host or (0.0,))[0]) for step in trace.steps)
-            row["begins_s"] = statistics.fmean(capture.in_step_s(trace.rank, *begin) for begin in begins)
+            begins = [
+                capture.in_step_s(trace.rank, step.number, (step.on_host or (0.0,))[0])
+                for step in trace.steps
+                if step.number in common
+            ]
+            row["begins_s"] = statistics.fmean(begins) if begins else None
             rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
-    first_s = min((row["begins_s"] for row in rows), default=0.0)
+    first_s = min((row["begins_s"] for row in rows if row["begins_s"] is not None), default=0.0)
     for row in rows:
-        row["begins_s"] -= first_s
+        row["begins_s"] = None if row["begins_s"] is None else row["begins_s"] - first_s
     columns = [
         Column("name", "ranks by step on the host, ms"),
         Column("begins_s", "begins later than the first", ms),

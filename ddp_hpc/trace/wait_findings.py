@@ -113,7 +113,8 @@ def _share(time_s: float, capture: Capture) -> str:
 
 def _place(row: Row) -> str:
     around = f" in {row['annotation']}" if row["annotation"] else ""
-    return f"{row['call']}{around}" + (f" ({row['num_calls']:,.0f} times)" if row["num_calls"] >= 1.5 else "")
+    num = f"{row['num_calls']:,.1f}".removesuffix(".0")
+    return f"{row['call']}{around}" + (f" ({num} times)" if row["num_calls"] > 1 else "")
 
 
 def _cost(rows: Sequence[Row], capture: Capture, advice: str = "") -> str:

@@ -1409,8 +1409,11 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB033", "note", "#SBATCH -t 1:00:00\n#!/bin/sh\nconda run python a.py\n"),
     # Several scripts, or a page with examples.
     ("SLURM016", "note", "#!/bin/bash\n#SBATCH --mem=8G --mem-per-cpu=1G\n" + 3 * "#!/bin/sh\n./a\n"),
-    ("SLURM016", "note", "#!/bin/bash\n#SBATCH --mem=8G --mem-per-cpu=1G\n```\n./a\n```\n"),
     ("SLURM016", "note", S + "#SBATCH --mem=8G --mem-per-cpu=1G\n# sbatch --mem=0 job.sh\n"),
+    ("SLURM016", "error", S + "#SBATCH --mem=8G --mem-per-cpu=1G\n# sbatch --array=1-9 job.sh\n"),
+    ("SLURM015", "note", S + "#SBATCH --array=1-10%abc\n"),
+    ("SLURM017", "error", "#!/bin/bash\n#SBATCH nodes=2\n./a\n"),
+    ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=48 # 48 hours, checkpoint each 30 min\n./a\n"),
     ("SLURM001", "note", "echo disabled\nexit\n#!/bin/bash\n#SBATCH -t 1:00:00\n./a\n"),
     # Its ranks are started by a line that is a comment now.
     ("SLURM012", "note", S + "#SBATCH -n 16\n# srun -n 16 ./a\npython a.py\n"),

@@ -756,7 +756,7 @@ def test_the_summary_names_the_longest_call_and_where_it_is_on_the_timeline(tmp_
     capture = read_capture(tmp_path)
     assert kernel_tables.kernels(capture).rows[0]["longest_at"] == "rank 1, step 1, 0.07 ms"
     assert dict(details(capture))["longest call of a computing kernel in the steps"] == (
-        "sgemm, 80 us, rank 1, step 1, 0.07 ms, launched by aten::mm with inputs of 8x4, 4x2 (float)"
+        "sgemm, 80 us, at rank 1, step 1, 0.07 ms, launched by aten::mm with inputs of 8x4, 4x2 (float)"
     )
 
 
