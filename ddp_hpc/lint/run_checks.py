@@ -146,7 +146,8 @@ def _is_text(script: Script, path: Path | None) -> bool:
     later = _later_shebangs(script)
     is_one_script = script.lines[0].startswith("#!") and not later
     has_name_of_text = path is not None and not _OF_TEXTS.isdisjoint(path.suffixes)
-    return len(later) >= _MANY or (has_name_of_text and not is_one_script)
+    is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
+    return (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 
 
 def _may_be_notes(script: Script) -> tuple[Severity, ...]:

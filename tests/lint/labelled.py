@@ -1414,6 +1414,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM015", "note", S + "#SBATCH --array=1-10%abc\n"),
     ("SLURM017", "error", "#!/bin/bash\n#SBATCH nodes=2\n./a\n"),
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=48 # 48 hours, checkpoint each 30 min\n./a\n"),
+    ("SLURM001", "error", "<<<<<<< HEAD\n" + 4 * "#!/bin/bash\n#SBATCH -t 1:00:00\n=======\n"),
     ("SLURM001", "note", "echo disabled\nexit\n#!/bin/bash\n#SBATCH -t 1:00:00\n./a\n"),
     # Its ranks are started by a line that is a comment now.
     ("SLURM012", "note", S + "#SBATCH -n 16\n# srun -n 16 ./a\npython a.py\n"),
