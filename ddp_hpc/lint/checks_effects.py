@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
-from ddp_hpc.lint.launch_commands import starts
+from ddp_hpc.lint.launch_commands import requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program_files import text_of
@@ -87,6 +87,10 @@ _WITHOUT_MPI = frozenset(
 # Commands before a program.
 _BEFORE = frozenset(("singularity", "apptainer", "time", "env", "nice", "numactl"))
 _OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
+_INTERPRETERS = ("python", "Rscript", "julia", "perl")
+_RANKS = re.compile(
+    rb"(?i)mpi|rank|procid|localid|nodeid|dask|\bray\b|distributed|master_|multi-prog|cluster|parallel|lammps|cpu.bind|hint"
+)
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
 _OTHERS = frozenset(("jython", "mpprun", "mpdrun", "mprun"))
@@ -135,6 +139,8 @@ def _copies(subject: Subject) -> Iterator[Problem]:
     """Yields a program that knows no other copies of itself, and of which a launcher starts several."""
     for command in subject.script.launches("srun", "mpirun", "mpiexec"):
         index = _index_of_program(command)
+        is_script = index == 0
+        index = index or _index_of_script(subject, command)
         if index == 0 or _OF_RANK.search(command.text):
             continue
         own = replace(command, words=command.argv[:index])
@@ -142,10 +148,22 @@ def _copies(subject: Subject) -> Iterator[Problem]:
         is_of_job = own.name == "srun" and own.option("-N", "--nodes", "--ntasks-per-node", "-c") is None
         number = subject.value_of(given or ("$SLURM_NTASKS" if is_of_job else ""))
         name = command.argv[index].rpartition("/")[2]
-        if (whole_number(number) or 0) > 1:
+        if (whole_number(number) or 0) > 1 and not (is_script and given):
             what = f"{own.name} starts {number} copies of {name}, and all of them do the same"
+            what += ", unless it uses MPI" * is_script
             yield Problem(command.line, what, "start it once, and give it the number of threads")
             return
+
+
+def _index_of_script(subject: Subject, command: Command) -> int:
+    """Returns the index of an interpreter that srun starts, if the script knows no ranks; else 0."""
+    names = [word.rpartition("/")[2] for word in command.launched[:30]]
+    words = [re.sub(r"[\d.]+$", "", name) for name in names[:1]] + names[1:]
+    files = [word for word in command.launched[1:4] if re.fullmatch(r"[\w./-]+\.\w+", word)]
+    texts = [(text_of(subject.directory / name) or b"") for name in files] if subject.directory else []
+    texts.append(subject.script.text.encode(errors="replace"))
+    is_other = command.name != "srun" or not files or requests_gpus(subject) or any(map(_RANKS.search, texts))
+    return 0 if is_other or words[0] not in _INTERPRETERS else len(command.argv) - len(command.launched)
 
 
 def _index_of_program(command: Command) -> int:

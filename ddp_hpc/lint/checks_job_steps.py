@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.checks_program_limits import IS_LIGHT
 from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
@@ -17,6 +18,7 @@ _SHARES = re.compile(
     r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
 )
 _SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--het-group|--multi-prog)\b")
+_NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # A registry, whose name has a dot, before an image that is no file.
@@ -25,6 +27,17 @@ _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
 _KEPT = re.compile(
     r"--(?=\w*?(?:out|save|ckpt|checkpoint))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)"
 )
+# Files of a fixed name that a command writes, and commands that write none of their results.
+_FIXED = re.compile(
+    r"(?:\s(?:--out(?:put|file)?|-o)[= ]|[^-=2&|<>]>\s?)[\"']?([\w./-]+\.[A-Za-z]\w*)(?=[\s;\"']|$)"
+)
+_NO_RESULTS = re.compile(r"echo|printf|unzip|grep|sbatch|qsub|for|ssh|set|curl|ls")
+# A directory of a node, results with relative names, and arguments in other directories.
+_TO_NODE = re.compile(
+    r"(?:cd|pushd)\s+[\"']?(?:\$\{?(?:(?:SLURM_)?TMPDIR|(?:PBS_)?JOBFS|(?:LOCAL_?)SCRATCH(?:_?DIR)?)\b|/(?:tmp|dev/shm)\b)"
+)
+_RESULTS = re.compile(r"[^-=2&|<>]>\s*[\w.-]+(?=\s|$)|\s(?:-o|--out\w*)[= ][\w.-]+(?=\s|$)")
+_ELSEWHERE = re.compile(r"[\s=\"']\"?(?:[/~]|\.\./|\$)")
 _COPIES = re.compile(r"\b(?:cp|rsync|mv|tar|zip|scp|rclone|aws|gsutil|srun|sgather)\b")
 _AGAIN = re.compile(r"scontrol\s+requeue\s|(?:sbatch|qsub)\s[^#]*\"?\$\{?0\b")
 _AS_NUMBER = re.compile(
@@ -111,6 +124,8 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest) and not has_trap:
             what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
             yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
+    yield from _left_on_node(subject) if not has_trap else ()
+    yield from _same_file(subject) if of_array else ()
     for loop in _READ_LOOP.finditer(script.text):
         step = _READS_INPUT.search(loop[1])
         if step and not re.search(r"/dev/null|--input|-i none|&\s*$", step[0]):
@@ -125,6 +140,39 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
             what = f"{name[1]} is a list such as 4(x2), and not a number"
             yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE or SLURM_GPUS_ON_NODE")
+
+
+def _same_file(subject: Subject) -> Iterator[Problem]:
+    """Yields a command that reads the index of an array, and writes to the same file for all of its tasks."""
+    names = {"SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID"}
+    for _, name, value in subject.script.assignments:
+        names |= {name} if names & {*_NAME.findall(value)} else set()
+    for command in subject.script.commands:
+        file = None if _NO_RESULTS.fullmatch(command.name) else _FIXED.search(command.text)
+        if file and names & {*_NAME.findall(command.text)}:
+            what = f"all tasks of the array write to {shown(file[1])}, and only one result remains"
+            yield Problem(command.line, what, "put the index of the task into its name")
+            return
+
+
+def _left_on_node(subject: Subject) -> Iterator[Problem]:
+    """Yields a program that runs in a directory of the node, from which nothing copies its results."""
+    script = subject.script
+    moves = next((c for c in script.commands if _TO_NODE.match(c.text)), None)
+    if moves is None or _COPIES.search("\n".join(script.lines[moves.line :])):
+        return
+    has_input = any(c.name in ("cp", "rsync") and c.line < moves.line for c in script.commands)
+    for start in starts(subject):
+        command, arguments = start.command, start.command.text.partition(start.words[0])[2]
+        if command.line > moves.line and (
+            command.name in ("cd", "pushd", "popd") or _ELSEWHERE.search(arguments)
+        ):
+            return
+        is_program = command.line > moves.line and not IS_LIGHT.fullmatch(start.program)
+        if is_program and (has_input or _RESULTS.search(command.text)):
+            what = f"{plain(start.program)} runs in a directory of the node, and nothing copies its results"
+            yield Problem(command.line, what, "copy them before the job ends, which deletes the directory")
+            return
 
 
 def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:

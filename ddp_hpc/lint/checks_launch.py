@@ -31,7 +31,7 @@ _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(
     r"--(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
 )
-_MORE_CPUS = re.compile(r"cpus|exclusive|--mem|-c\b|whole")
+_MORE_CPUS = re.compile(r"cpus|exclusive|--mem[= ]?0|-c\b|whole")
 # Other resources of --gres may follow, such as gpu:4,nvme:100.
 _GPUS_OF_STEP = re.compile(r"(?:(?:.*,)?gpu:)?(?:[^:,]*:)?(\d+)(?:,|$)")
 _GPU_OPTIONS = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
@@ -214,7 +214,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
-    nodes = subject.num_nodes or 0
+    nodes, tasks = subject.num_nodes or 0, whole_number(subject.script.value("--ntasks"))
     for command in map(_without_program, subject.script.launches("mpiexec", "mpirun")):
         total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or ""))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
@@ -231,6 +231,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
             remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
             yield Problem(command.line, what, remedy, None if mpi_of(subject) == "Open MPI" else "note")
+        elif total and tasks and total > tasks and not (nodes and per_node) and not is_part:
+            what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"
+            yield Problem(command.line, what, "use mpirun -np $SLURM_NTASKS, or request as many", "note")
         if total and nodes and per_node and total != nodes * per_node and not is_part:
             what = (
                 f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')} are "

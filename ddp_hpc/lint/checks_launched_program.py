@@ -55,6 +55,10 @@ _OF_LIGHTNING = re.compile(
 )
 # A script with one of these may hide the tasks of Slurm from Lightning, or start the ranks itself.
 _OTHER_RANKS = re.compile(r"unset SLURM|SLURM_(?:NTASKS|JOB_NAME)=|torchrun|torch\.distributed|\bRANK=")
+_SAVES = re.compile(r"--(?:\w{1,20}[-_])?(?:save|out)[\w-]{,20}[= ]\S+")
+_RESUMES = re.compile(
+    r"(?i)resum|restart|restor|ckpt|checkpoint|continu|latest|\blast|load[-_]|--load|requeue"
+)
 # A shorter run loses little if it begins again.
 _LONG_S = 3600
 
@@ -208,6 +212,13 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
 def _not_loaded(subject: Subject) -> Iterator[Problem]:
     if not subject.scheduler.has_queue or (subject.walltime_s or 0) < _LONG_S or subject.script.supervised:
         return
+    body = "\n".join(_SAVES.sub("", line) for line in subject.script.lines if not line.startswith("#SBATCH"))
+    for start in starts(subject) if subject.script.value("--requeue") is not None else ():
+        is_training = re.search(r"(?i)train|epochs", start.command.text) and ".py" in start.command.text
+        if is_training and not _RESUMES.search(body + _program(start)[1]):
+            what = "with --requeue, the training begins again at its start, unless it looks for a checkpoint"
+            yield Problem(start.command.line, what, "resume from the last checkpoint if there is one")
+            break
     for start, name, source in programs(subject):
         if place := source.save_without_load:
             what = f"{name} saves checkpoints, in {plain(place)}, but loads none, so each job begins again"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain, shown
-from ddp_hpc.lint.launch_commands import programs
+from ddp_hpc.lint.checks_program_limits import IS_LIGHT
+from ddp_hpc.lint.launch_commands import programs, starts
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
@@ -39,6 +40,10 @@ _OF_CHUNKS = (
 # Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
 _STARTS_ELSEWHERE = re.compile(
     r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|job_priority=|\bbrainlife/|\bjq\b.*\bconfig\.json)"
+)
+# A file of the directory, or below it, that a command reads.
+_READS_FILE = re.compile(
+    r"(?<![>m])[\s<](?:[A-Za-z][\w-]*[./])*[A-Za-z][\w-]*\.[A-Za-z]\w{0,5}(?<!\.x)(?<!\.exe)(?=[\s;]|$)"
 )
 # Options with the values that qsub accepts.
 _VALUES = {
@@ -240,9 +245,19 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
-    if not moves and not in_place and (line := _line_of_relative_program(subject)):
-        what = "PBS starts a job in the home directory, not where qsub was called"
-        yield Problem(line, what, 'add cd "$PBS_O_WORKDIR"')
+    if moves or in_place:
+        return
+    remedy = 'add cd "$PBS_O_WORKDIR"'
+    if line := _line_of_relative_program(subject):
+        yield Problem(line, "PBS starts a job in the home directory, not where qsub was called", remedy)
+        return
+    for start in (one for one in starts(subject) if not IS_LIGHT.fullmatch(one.program)):
+        if not re.search("['\"]", start.command.text) and (
+            file := _READS_FILE.search(start.command.text.partition(start.words[0])[2])
+        ):
+            what = f"PBS starts a job in the home directory, so it looks for {shown(file[0][1:])} there"
+            yield Problem(start.command.line, what, remedy, "note")
+            return
 
 
 def _line_of_relative_program(subject: Subject) -> int | None:

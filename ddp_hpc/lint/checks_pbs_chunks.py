@@ -14,6 +14,7 @@ _PLACES = re.compile(
     r"ppn|perhost|npernode|map-by[ =]\S*ppr|oversubscribe|host|machinefile|\s-f\s|\s-H\s|rankfile|"
     r"singularity|apptainer|allow-run-as-root"
 )
+_SIZED = re.compile(rf"{_PLACES.pattern}|\s--?(?:np?|c)\b|\s\$|--?(?:version|help)")
 # This file is also the default.
 _OWN_FILE = re.compile(r"\s--?(?:hostfile|machinefile|machine)[ =]\"?\$\{?PBS_NODEFILE\b")
 # Compilers and collections with an MPI of their own.
@@ -82,6 +83,14 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
             what = f"PBS_NODEFILE has {lines} without {name}, and Open MPI starts no more ranks than that"
             where = "to the chunk" if of_chunks else "after the number of nodes"
             yield Problem(command.line, what, f"add :{name}={-(-total // slots)} {where}")
+    is_threaded = re.search("ompthreads|ngpus", subject.script.text)
+    for command in subject.script.launches("mpirun", "mpiexec") if of_chunks and not is_threaded else ():
+        if not _SIZED.search(_OWN_FILE.sub("", command.text)) and len(command.words) > 1:
+            what = f"without -n, {command.name} starts one rank for each chunk ({of_chunks}), as none has"
+            yield Problem(
+                command.line, f"{what} mpiprocs, unless the site sets it", "add :mpiprocs=RANKS to the chunk"
+            )
+            return
 
 
 def _chunks(subject: Subject) -> list[tuple[str, dict[str, int]]]:

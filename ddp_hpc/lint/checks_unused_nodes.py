@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.checks_program_limits import IS_LIGHT, ONE_THREAD, threads_of
-from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, starts
+from ddp_hpc.lint.launch_commands import ONE_PROCESS, Start, reaches_other_nodes, requests_gpus, starts
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import text_of
 from ddp_hpc.schedulers.script_options import whole_number
@@ -17,11 +17,21 @@ _OF_SEVERAL_NODES = re.compile(
     r"--(?:\w*[-_])?n?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
     r".*(?:slurm\w*|\bdeepy)\.py$"
 )
+# Programs that are always built with MPI, and commands that start ranks.
+_WITH_MPI = re.compile(
+    r"lmp(?!_serial)(?:_\w+)?|vasp(?:_(?:std|gam|ncl))?|(?:pw|ph|cp|neb|pp|projwfc|epw|turbo_\w+)\.x|cp2k\.p(?:smp|opt)|"
+    r"(?:wrf|real|cesm)\.exe|nwchem|siesta|xhpl|abinit|SU2_CFD|DLPOLY\.Z|(?!gmx)\w{1,30}[._-](?:mpi|MPI)"
+)
+_STARTS_RANKS = re.compile(
+    r"\b(?:srun|mpi(?:run|exec)|[acijop]\w{0,4}run|charmrun|parallel)\b|(?i:launch|mpi_?cmd)"
+)
 
 
 @check("RANK013", "warning", "only the first node is used")
 def _first_node_only(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1
+    if nodes > 1 or subject.scheduler.name != "slurm":
+        yield from _mpi_alone(subject)
     if nodes < 2 or reaches_other_nodes(subject) or subject.script.supervised:
         return
     # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
@@ -50,6 +60,26 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     if others and all(one.program in ONE_THREAD for one in others):
         what = f"the job has {nodes} nodes, but {plain(others[0].program)} can use only the first one"
         yield Problem(others[0].command.line, what, "request one node", "note")
+    elif not may_spread and (own := [one for one in others if re.fullmatch(r"\./[\w-]+", one.words[0])]):
+        what = f"the job has {nodes} nodes, but {plain(own[0].program)} runs on the first one only, unless it"
+        remedy = "request one node, or start a program with MPI with srun or mpiexec"
+        yield Problem(own[0].command.line, f"{what} starts others itself", remedy, "note")
+
+
+def _mpi_alone(subject: Subject) -> Iterator[Problem]:
+    """Yields a program with MPI that the script starts without a launcher, as one rank."""
+    body = [c for c in subject.script.commands if c.name not in ("module", "ml", "echo", "source", ".")]
+    if (
+        not subject.has_many_tasks
+        or requests_gpus(subject)
+        or any(_STARTS_RANKS.search(c.text) for c in body)
+    ):
+        return
+    for start in starts(subject):
+        if _WITH_MPI.fullmatch(start.program):
+            what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
+            yield Problem(start.command.line, what, "write srun, or mpirun, before it", "note")
+            return
 
 
 def _names_launcher(start: Start) -> bool:
@@ -70,8 +100,11 @@ def _prepares_ranks(subject: Subject) -> bool:
 
 @check("SLURM012", "warning", "several tasks, but no launcher")
 def _python_without_srun(subject: Subject) -> Iterator[Problem]:
-    if not subject.has_many_tasks or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
+    if not subject.has_many_tasks or (subject.num_nodes or 1) > 1:
         return  # RANK013 reports jobs with several nodes
+    yield from _mpi_alone(subject)
+    if reaches_other_nodes(subject):
+        return
     has_one_node = _has_one_node(subject)
     # On one node, a single process can use the CPUs of all tasks. One task per GPU suggests ranks.
     if has_one_node and not _has_task_per_gpu(subject):
