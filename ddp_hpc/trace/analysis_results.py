@@ -447,10 +447,21 @@ class Capture:
         """Returns the time from the start of a step on the rank that begins it first, as on the timeline, to
         a moment that is `after_s` after its start on a rank. None is the first step.
         """
-        own = {trace.rank: trace.steps for trace in self.ranks}
-        number = own[rank][0].number if step is None else step
-        starts = {one: each.start_s for one, steps in own.items() for each in steps if each.number == number}
+        starts = self._starts[self._first[rank] if step is None else step]
         return after_s + starts[rank] - min(starts.values())
+
+    @cached_property
+    def _first(self) -> dict[int, int]:
+        return {trace.rank: trace.steps[0].number for trace in self.ranks}
+
+    @cached_property
+    def _starts(self) -> dict[int, dict[int, float]]:
+        """The starts of each step by its number and the rank."""
+        starts: dict[int, dict[int, float]] = {}
+        for trace in self.ranks:
+            for step in trace.steps:
+                starts.setdefault(step.number, {})[trace.rank] = step.start_s
+        return starts
 
     @property
     def on_device(self) -> bool:
