@@ -17,6 +17,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
 # Expressions for several lines, what is wrong where they end, and what to write. Six blanks continue them.
+# Those that begin with SEVERAL are not for jobs with one node.
 _TEXTS = r"""
 BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
     @ this changes only the shell of the pipe, not that of the script @ write it without the pipe
@@ -55,10 +56,10 @@ LINE\[{1,2}\s+[^\s\]]+[^\s\]=!<>]==?[^\s\]=]+\s+\] @ this is one word, and alway
       (?:\bdetectCores\(\)|(?<!, )\b(?:os|multiprocessing|mp)\.cpu_count\(\)
       |\w[= ]["']?(?:\$\(|`)[^\n`)]{,40}\bnproc\s+--all\b)
     @ this counts all cores of the node, also those of other jobs @ use SLURM_CPUS_PER_TASK, or nproc
-^(?![^\n]*(?:MASTER_ADDR=|scontrol))[^#\n]*\$\{?SLURM_(?:JOB_)?NODELIST(?:\}?["']?[ \t]*\|[ \t]*
+SEVERAL^(?![^\n]*(?:MASTER_ADDR=|scontrol))[^#\n]*\$\{?SLURM_(?:JOB_)?NODELIST(?:\}?["']?[ \t]*\|[ \t]*
       (?:tr\s+(?:-s\s+)?["']?,|sed\s+(?:-\w+\s+)?["']?s.,|cut\s+-d\s?["']?,)|//,)
     @ the list has the form node[01-04], so no names come out @ use scontrol show hostnames
-LINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
+SEVERALLINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
     @ the list has the form node[01-04], so no names come out @ use scontrol show hostnames
 \A(?![^\0]*&[ \t]*$)[^\0]*?^(?:killall|pkill)\s[^\n#|&;]*(?:\n[ \t]*(?:#[^\n]*)?)*\Z
     @ the job counts as failed if this finds nothing to end @ write || true after it
@@ -73,8 +74,15 @@ BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchru
     @ in quotes, the program and its arguments are one name @ omit the quotes
 """
 _ROWS = [
-    (re.compile(text.replace("BEGIN", r"^[ \t]*").replace("LINE", r"^[^#\n]*"), re.MULTILINE), what, remedy)
-    for text, what, remedy in re.findall(r"(.+?)\s+@ (.+) @ (.+)", _TEXTS.replace("\n      ", ""))
+    (
+        re.compile(text.replace("BEGIN", r"^[ \t]*").replace("LINE", r"^[^#\n]*"), re.MULTILINE),
+        what,
+        remedy,
+        bool(several),
+    )
+    for several, text, what, remedy in re.findall(
+        r"(SEVERAL)?(.+?)\s+@ (.+) @ (.+)", _TEXTS.replace("\n      ", "")
+    )
 ]
 # Programs with threads, and without MPI.
 _WITHOUT_MPI = frozenset(
@@ -101,9 +109,10 @@ def _together(subject: Subject) -> Iterator[Problem]:
     script, started = subject.script, starts(subject)
     if is_template(script) or (script.shebang and not re.search(r"\b(?:ba|da)?sh\b", script.shebang)):
         return
-    for pattern, what, remedy in _ROWS:
-        is_name = "SLURM_(?:JOB_)?NODELIST" in pattern.pattern and subject.num_nodes == 1
-        if not is_name and (match := pattern.search(script.text, 0, 65_536)):  # some take time
+    for pattern, what, remedy, is_for_several in _ROWS:
+        if is_for_several and subject.num_nodes == 1:
+            continue
+        if match := pattern.search(script.text, 0, 65_536):  # some take time
             yield Problem(script.text.count("\n", 0, match.end() - 1) + 1, what, remedy)
     for command in script.commands:
         name = command.name

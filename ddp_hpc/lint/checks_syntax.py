@@ -11,8 +11,7 @@ from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.placeholders import is_template
 
 _PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
-
-
+_CLOSES = re.compile(r"token `(done|fi|esac|\})'")
 _CORRECT = "correct the syntax there, or in a line before, such as a quote or a block that is not closed"
 
 
@@ -41,12 +40,12 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
         last = script.text.rstrip().rpartition("\n")[2]
         is_whole = document and re.match(rf"{re.escape(document.delimiter)}(?!\w)", last)
-        is_at_end = "end of file" in message
+        is_at_end, closes = "end of file" in message, _CLOSES.search(message)
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
-        is_known = block and (is_at_end or (re.search(r"token `(?:done|fi|esac|\})'", message) and block[2]))
+        is_known = block and (is_at_end or (closes and block[2]))
         remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
-        if not block and (surplus := re.search(r"token `(done|fi|esac|\})'", message)):
-            remedy = f"remove it, or write the beginning of the block that {surplus[1]} ends"
+        if closes and not block:
+            remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
         yield Problem(line, what, remedy, "warning" if is_whole else None)
 
 

@@ -51,10 +51,12 @@ def gains(capture: Capture, wall_s: float) -> str:
     loader = "num_workers of the DataLoader" if lacks_workers else "more workers, or a faster file format"
     num_kernels = sum(trace.launches.num_kernels for trace in capture.ranks if trace.launches)
     is_long = mean.idle_kernel_s * len(capture.ranks) > 2e-6 * num_kernels  # usual between kernels
+    data_s = _without_data_waits_s(capture)
+    and_after = ", with the idle time right after it" * (data_s > mean.data_s)
     waits = {
         f"the delay of {rank} (attainable, with its cause)": delay_s,
         f"different starts of the ranks, of which {rank} is the last ({_start(capture)})": late_s,
-        f"waiting for data{_and_after(capture)} (attainable: {loader})": _without_data_waits_s(capture),
+        f"waiting for data{and_after} (attainable: {loader})": data_s,
         "saving snapshots (attainable: write them in the background)": mean.snapshot_s,
         f"late launches by the host (a bound: {_earlier(capture)})": _late_launches_s(capture),
         "launch calls (a bound: launch less; in the first steps, they also load code)": mean.idle_launch_s,
@@ -102,11 +104,6 @@ def _without_data_waits_s(capture: Capture) -> float:
     of_data = sum(more_s for part, more_s in slow.more.items() if part == "data_s" or part in idle)
     gain_s = slow.gain * capture.mean.wall_s * min(1.0, of_data / (sum(slow.more.values()) or 1.0))
     return max(capture.mean.data_s, gain_s)
-
-
-def _and_after(capture: Capture) -> str:
-    is_more = _without_data_waits_s(capture) > capture.mean.data_s
-    return ", with the idle time right after it" * is_more
 
 
 def _late_launches_s(capture: Capture) -> float:

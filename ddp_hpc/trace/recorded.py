@@ -16,7 +16,7 @@ from ddp_hpc.trace.input_shapes import num_flops
 from ddp_hpc.trace.kernel_kinds import KINDS, PRODUCTS, data_type
 from ddp_hpc.trace.kernel_tables import place
 from ddp_hpc.trace.named_results import Kernel
-from ddp_hpc.trace.sums_over_ranks import computing_kernels, weighted
+from ddp_hpc.trace.sums_over_ranks import computes, computing_kernels, weighted
 from ddp_hpc.trace.table_columns import short
 from ddp_hpc.trace.tables import device_memory
 from ddp_hpc.trace.trace_files import first_of
@@ -51,12 +51,8 @@ def details(capture: Capture) -> list[tuple[str, str]]:
     if capture.on_device:
         on_host = " on the host"
         found += [("Tensor or matrix cores", _use_of_cores(capture)), ("launches", _launches(capture))]
-        found.append(
-            (
-                f"longest call of a computing kernel{' in the steps' * capture.has_steps}",
-                _longest_call(capture),
-            )
-        )
+        in_steps = " in the steps" * capture.has_steps
+        found.append((f"longest call of a computing kernel{in_steps}", _longest_call(capture)))
     of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
     found.append((f"input of the first layer{of_rank}", first.first_input))
     if first.num_samples and capture.has_steps:
@@ -91,8 +87,7 @@ def details(capture: Capture) -> list[tuple[str, str]]:
 
 def _longest_call(capture: Capture) -> str:
     """Describes the longest call of a kernel that computes."""
-    calls = ((kernel, trace) for trace in capture.ranks for kernel in trace.kernels)
-    computing = ((kernel, trace) for kernel, trace in calls if kernel.kind in KINDS and not kernel.is_copy)
+    computing = ((one, trace) for trace in capture.ranks for one in trace.kernels if computes(one))
     kernel, trace = max(computing, key=lambda one: one[0].longest_s, default=(None, capture.ranks[0]))
     if kernel is None:
         return ""

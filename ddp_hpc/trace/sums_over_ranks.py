@@ -26,10 +26,14 @@ _SUMMED = (
 )  # fmt: skip
 
 
+def computes(kernel: Kernel) -> bool:
+    """Returns whether it is neither a collective nor a copy."""
+    return kernel.kind in KINDS and not kernel.is_copy
+
+
 def computing_kernels(capture: Capture) -> list[Kernel]:
-    """Returns the kernels of all ranks that compute: neither collectives nor copies."""
-    kernels = (kernel for trace in capture.ranks for kernel in trace.kernels)
-    return [kernel for kernel in kernels if kernel.kind in KINDS and not kernel.is_copy]
+    """Returns the kernels of all ranks that compute."""
+    return [kernel for trace in capture.ranks for kernel in trace.kernels if computes(kernel)]
 
 
 def sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:

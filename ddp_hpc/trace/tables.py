@@ -76,21 +76,22 @@ def host_regions(capture: Capture) -> Table:
     """Returns the time of each region on the host of a device, for each of several ranks; that rank first
     whose host takes longest without waiting in blocking calls.
     """
-    rows: list[Row] = []
     common = set.intersection(*({step.number for step in trace.steps} for trace in capture.ranks))
-    for trace in capture.ranks:
-        if trace.busy and trace.host_s and len(capture.ranks) > 1:
-            row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"name": f"rank {trace.rank}"}
-            begins = [
-                capture.in_step_s(trace.rank, step.number, (step.on_host or (0.0,))[0])
-                for step in trace.steps
-                if step.number in common
-            ]
-            row["begins_s"] = statistics.fmean(begins) if begins else None
-            rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
-    first_s = min((row["begins_s"] for row in rows if row["begins_s"] is not None), default=0.0)
-    for row in rows:
-        row["begins_s"] = None if row["begins_s"] is None else row["begins_s"] - first_s
+    traces = [one for one in capture.ranks if one.busy and one.host_s and len(capture.ranks) > 1]
+    begins = {
+        trace.rank: statistics.fmean(
+            capture.in_step_s(trace.rank, step.number, (step.on_host or (0.0,))[0])
+            for step in trace.steps
+            if step.number in common
+        )
+        for trace in traces
+        if common
+    }
+    rows: list[Row] = []
+    for trace in traces:
+        row: Row = dict.fromkeys(REGIONS, 0.0) | trace.host_s | {"name": f"rank {trace.rank}"}
+        row["begins_s"] = begins[trace.rank] - min(begins.values()) if common else None
+        rows.append(row | {"own_s": trace.host_own_s, "blocked_s": trace.blocked_s})
     columns = [
         Column("name", "ranks by step on the host, ms"),
         Column("begins_s", "begins later than the first", ms),
@@ -298,15 +299,14 @@ def steps(capture: Capture) -> Table:
         for step in trace.steps:
             own[step.number].append((step.times.wall_s, trace.rank, step.times))
     rows: list[Row] = []
+    shifted = shifted_steps(capture.ranks)
     for number, found in sorted(own.items()):
         mean = Times(**{name: statistics.fmean(getattr(one, name) for *_, one in found) for name in TIMES})
         largest_s, rank, _ = max(found, key=lambda one: one[:2])
         row = dict.fromkeys(column.field for column in columns) | more.get(number, {}) | vars(mean)
         row |= {"name": f"step {number}", "step": mean.wall_s, "largest_s": largest_s, "largest_rank": rank}
-        rows.append(row | {"busy_s": mean.wall_s - mean.device_idle_s})
-    shifted = {f"step {number}" for number in shifted_steps(capture.ranks)}
-    for row in rows:
-        row["order"] = "first: see Notes" * (row["name"] in shifted)
+        row |= {"busy_s": mean.wall_s - mean.device_idle_s, "order": "first: see Notes" * (number in shifted)}
+        rows.append(row)
     by_length = sorted((row for row in rows if not row["order"]), key=lambda row: row["step"])
     if by_length and ms(by_length[0]["step"]) != ms(by_length[-1]["step"]):
         by_length[0]["order"], by_length[-1]["order"] = "shortest", "longest"
