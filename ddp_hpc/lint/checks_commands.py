@@ -73,6 +73,7 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
+_SOURCE_ACTIVATE = re.compile(r"(?m)^[ \t]*(?:source|\.)\s+(?:\S*/)?activate\s")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
@@ -104,7 +105,8 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         name = match[1] if match else ""
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
-            is_sure = in_task or (is_used and not _PATH_OF_ENV.search(script.text))
+            has_other = _PATH_OF_ENV.search(script.text) or _SOURCE_ACTIVATE.search(script.text)
+            is_sure = in_task or (is_used and not has_other)
             what = f"a batch script does not read .bashrc, so {name} activate fails"
             if subject.scheduler.reader.starts_login_shell and not in_task:
                 is_sure = False  # of the startup files of a login shell, some read .bashrc

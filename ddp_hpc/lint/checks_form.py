@@ -97,9 +97,10 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_without_loss(directive: Directive) -> bool:
-    """Returns whether a directive sets a default, or the name of a log with a variable of the shell."""
+    """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
-    return (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
+    is_name = directive.flag in ("-N", "--job-name")
+    return is_name or (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:
@@ -155,7 +156,10 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         remedy = f"{fix}, or write ##{near} to disable it"
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]
-        yield Problem(number, what, remedy, "note" if may_be_disabled or is_wrong else None)
+        # Without a node list, the job runs on other nodes; many users disable it. Defaults change nothing.
+        is_harmless = flags <= {"--nodelist"}
+        is_unsure = may_be_disabled or is_wrong or is_harmless
+        yield Problem(number, what, remedy, "note" if is_unsure else None)
 
 
 def _flags(subject: Subject, line: str) -> set[str]:
@@ -210,10 +214,16 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             # A block of directives that all scripts share is often overridden on purpose in these ways.
             is_narrowed = set(value.split(",")) < set(seen[name].split(","))
-            untyped = re.sub(r":[A-Za-z][\w.-]*:", ":", value)
-            is_refined = re.fullmatch(r"gpu:\d+", seen[name]) and untyped == seen[name]
-            is_meant = is_narrowed or is_refined or name in ("--array", "--job-name", "-N")
-            yield Problem(line, what, _joined(name, seen[name], value), "note" if is_meant else None)
+            refined = rf"(?:gpu:)?[A-Za-z][\w.-]*:{re.escape(seen[name].removeprefix('gpu:'))}"
+            is_refined = re.fullmatch(refined, value) is not None
+            numbers = [int(one) for one in (seen[name], value) if one.isdecimal()]
+            is_more = len(numbers) > 1 and numbers[0] < numbers[1]
+            remedy = _joined(name, seen[name], value)
+            is_log = name in subject.scheduler.reader.log_flags and remedy.startswith("remove")
+            is_meant = is_narrowed or is_refined or is_log or name in ("--array", "--job-name", "-N")
+            # The first one is probably left over from another script.
+            is_meant |= is_more and not name.startswith("-l ")
+            yield Problem(line, what, remedy, "note" if is_meant else None)
         seen[name] = value
 
 
@@ -245,7 +255,9 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
-            yield Problem(d.line, what, _instead_of_variable(d))
+            # The qsub of Torque accepts such names.
+            is_name = d.flag == "-N" and re.search(r"PBS_ARRAYID|\bnodes=\w+:ppn=", subject.script.text)
+            yield Problem(d.line, what, _instead_of_variable(d), "warning" if is_name else None)
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")

@@ -30,7 +30,9 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"
-            yield Problem(command.line, what, "add --no-capture-output after conda run")
+            is_old = re.search(r"conda\w*/4\.[0-8]\b", script.text)  # it came with 4.9
+            remedy = "add --no-capture-output after conda run"
+            yield Problem(command.line, what, remedy, "note" if is_old else None)
     loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
     for command in commands:
         lost = loads if loads and loads[-1].line < command.line else []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
-from ddp_hpc.lint.placeholders import has_placeholder
+from ddp_hpc.lint.placeholders import has_placeholder, stands_for_value
 from ddp_hpc.schedulers.script_options import whole_number
 
 # Half a day and whole days in hours. In 33,000 public scripts, most of the 220 walltimes with two fields, and
@@ -58,7 +58,8 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             form = f"{days[1]}-{days[2]}" if days and is_slurm else _WALLTIME_FORM
             # sbatch also reads #PBS lines, and takes this for its own.
             may_be_slurm = not is_slurm and re.search(r"\$\{?SLURM_", subject.script.text)
-            yield Problem(line, what, f"write {form}", "note" if may_be_slurm else None)
+            is_unsure = may_be_slurm or stands_for_value(text)
+            yield Problem(line, what, f"write {form}", "note" if is_unsure else None)
 
 
 @check("JOB012", "warning", "an ambiguous walltime")

@@ -10,6 +10,7 @@ from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, neare
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.lint.placeholders import stands_for_value
 from ddp_hpc.schedulers.slurm.check_option_values import (
     expected_value,
     rejecting_versions,
@@ -186,7 +187,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 yield Problem(d.line, what, remedy, None if d.flag in _NAMED else "warning")
         elif expected := expected_value(d.flag, d.value, version):
             remedy = long or f"write {expected}; see sbatch(1)"
-            yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
+            severity: Severity | None = "note" if d.flag != "--nodes" and stands_for_value(d.value) else None
+            yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
             what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
             yield Problem(d.line, what, "write a number of tasks after %", "note")
@@ -198,10 +200,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     for pair in _all_contradictions(subject):
         is_for_all = not (pair.since or pair.until)
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
-            # A usage shows options that sbatch gets on the command line.
+            # A usage, or a script that submits itself, shows options that sbatch gets on the command line.
             options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
             is_shown = re.search(
-                rf"(?m)^[ \t]*#.{{,200}}\bsbatch\s.{{,200}}(?:{options})", subject.script.text
+                rf"(?m)^[ \t]*#?.{{,200}}\bsbatch\s.{{,200}}(?:{options})", subject.script.text
             )
             severity: Severity | None = "note" if is_shown else None
             yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)

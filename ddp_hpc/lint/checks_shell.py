@@ -39,7 +39,7 @@ export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=
 (?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
 export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
 screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d @ the job ends while this runs @ start it directly
-<PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ use bash
+<PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ give it a .py file, or use bash
 (?:<LAUNCH>)?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$) @ bash cannot run Python @ use python
 <ANY>\s2&?>1(?:\s|$) @ the errors go to a file with the name 1 @ write 2>&1
 (?:cd|mkdir|source)\s[^"']*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
@@ -66,7 +66,7 @@ rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
 [^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]
-    @ the errors do not go to this file, as 2>&1 comes before it @ write > FILE 2>&1
+    @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after the file
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]

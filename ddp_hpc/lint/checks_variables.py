@@ -80,6 +80,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     assigned = {name for _, name, _ in script.assignments}
     for name, line in ((name, line) for name, line in read.items() if name not in reader.variables):
         near = nearest.get(name, "")
+        severity: Severity | None
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
             if near and name != f"{near}_" and _comes_from_outside(script, name, near):
@@ -90,7 +91,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'")
         elif near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
-            yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
+            severity = "note" if _is_only_shown(script, line) else None
+            yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?", severity)
         elif _OF_OTHERS.fullmatch(name) or (
             name in unknown and any(name in other.reader.variables for other in MONITORED.values())
         ):
@@ -98,7 +100,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             # A script that submits this one may set the name of the job.
             # Another branch may be for this scheduler.
             is_sure = name != "JOB_NAME" and not script.lines[line - 1][:1].isspace()
-            severity: Severity | None = None if is_sure else "note"
+            is_sure &= not _is_only_shown(script, line)
+            severity = None if is_sure else "note"
             own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
             yield Problem(line, what, f"use {own or f'a variable of {scheduler.title}'}", severity)
             break
@@ -201,13 +204,20 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
             ):
                 reported.add(name)
                 what = f"the script never sets the array {plain(name)}"
-                # Without a value, a message is only shorter, and a variable that nothing reads is of no use.
-                own = [other for line, other, _ in script.assignments if line == command.line]
-                is_unread = not command.argv and not re.search(rf"\$\{{?(?:{'|'.join(own)})\b", script.text)
-                is_text = command.name in ("echo", "printf") or is_unread
+                is_text = command.name in ("echo", "printf") or _is_only_shown(script, command.line)
                 # For a variable from outside, these are its value.
                 is_text |= not re.search(rf"\$\{{#?{name}\[(?![*@0]\])", command.text)
                 yield Problem(command.line, what, f"set {name}=(...)", "note" if is_text else None)
+
+
+def _is_only_shown(script: Script, line: int) -> bool:
+    """Returns whether the command in a line only sets variables that no other command reads but echo."""
+    commands = [command for command in script.commands if command.line == line]
+    own = {name for number, name, _ in script.assignments if number == line}
+    if not own or any(command.argv for command in commands):
+        return False
+    others = [c for c in script.commands if c.line != line and c.name not in ("echo", "printf")]
+    return not any(own.intersection(_expanded(command.text)) for command in others)
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:

@@ -40,6 +40,10 @@ _FOR_NUMBER = re.compile(
     r"-l\s+(?:\S*[,:])?(?:walltime|nodes|ncpus|mem|ppn|select)=)"
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
+# The name of a variable of a program where a number, a size or a time belongs.
+_NAME_FOR_VALUE = re.compile(
+    r"(?<![A-Za-z])[A-Za-z]+_\w+|(?<![\w.])[a-z]+\.[a-z]+|==\w|[A-Za-z]{4,}:\d\d|X{3}[a-z]+"
+)
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
 _MAX_CHARS = 500
@@ -60,6 +64,11 @@ def find_placeholder(text: str, *, is_path: bool = False) -> str:
 def stands_for_number(text: str) -> bool:
     """Returns whether a directive has letters such as X or MEMORY where a number or a size belongs."""
     return bool(_FOR_NUMBER.match(text[:_MAX_CHARS]))
+
+
+def stands_for_value(text: str) -> bool:
+    """Returns whether a value, which is no name, looks like a variable that a program replaces."""
+    return bool(_NAME_FOR_VALUE.search(text[:_MAX_CHARS]))
 
 
 def without_file_name_patterns(text: str) -> str:

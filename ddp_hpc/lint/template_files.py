@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from ddp_hpc.lint.placeholders import (
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
 _NAMED = re.compile(
     r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
-    r"|(?<![A-Za-z])(?:(?:job)?templates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
+    r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
@@ -43,10 +43,11 @@ _OF_EITHER = re.compile(
 )
 _ALONE = re.compile(r"\s*(?:<[A-Z][A-Z0-9_]*>|_[A-Z][A-Z_]*_)\s*")
 _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edit)(?![a-z])", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)([A-Za-z_]\w*)\}?")
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
-    r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
-    r"|(?<!\$)\{[A-Z][A-Z0-9_]*\}|(?<![A-Za-z])([A-Z])\1{2,}(?![A-Za-z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
+    rf"{_VARIABLE.pattern}"
+    r"|(?<!\$)\{[A-Za-z_]\w*\}|(?<![A-Za-z])(?P<same>[A-Z])(?P=same){2,}(?![A-Z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
 )
@@ -75,6 +76,10 @@ class Template:
     has_statements: bool
 
 
+# As many variables in directives, where no scheduler replaces them, are for a program.
+_MANY_VARIABLES = 3
+
+
 def template_of(script: Script, path: Path | None) -> Template | None:
     """Returns the template in a file; None if the file is a script.
 
@@ -88,11 +93,11 @@ def template_of(script: Script, path: Path | None) -> Template | None:
         first = statements[0]
         return Template(line=first, placeholder=lines[first].strip(), lines=frozenset(), has_statements=True)
     directives = {d.line: without_comment(d.text[:_MAX_CHARS]) for d in script.read()}
-    found = list(_of_language(script, directives))
+    found = list(_of_language(script, directives)) or _unset_variables(script, directives)
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
         if not found or not (
-            _is_called(script) or (path and (_is_named(path) or _is_filled_in(path, found)))
+            _is_called(script) or (path and (is_named_template(path) or _is_filled_in(path, found)))
         ):
             return None
     marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
@@ -120,6 +125,14 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
             yield command.line + command.text.count("\n", 0, match.start(1)), match[1]
 
 
+def _unset_variables(script: Script, directives: Mapping[int, str]) -> list[tuple[int, str]]:
+    """Returns the variables in directives, with their lines, if the script never sets any of several."""
+    known = {name for _, name, _ in script.assignments}
+    found = [(number, m[0], m[1]) for number, text in directives.items() for m in _VARIABLE.finditer(text)]
+    unset = {name for _, _, name in found if name not in known}
+    return [(number, text) for number, text, _ in found] if len(unset) >= _MANY_VARIABLES else []
+
+
 def _is_for_users(placeholder: str) -> bool:
     return bool(_OF_USERS.search(placeholder))
 
@@ -135,7 +148,8 @@ def _is_called(script: Script) -> bool:
     return any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
 
 
-def _is_named(path: Path) -> bool:
+def is_named_template(path: Path) -> bool:
+    """Returns whether the name of a file or of its directory says that it is a template."""
     return bool(_NAMED.search(path.name)) or any(
         _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
     )
