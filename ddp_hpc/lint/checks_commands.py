@@ -106,7 +106,10 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             has_other = _PATH_OF_ENV.search(script.text) or _SOURCE_ACTIVATE.search(script.text)
-            is_sure = in_task or (is_used and not has_other)
+            has_name = (
+                in_task or len(command.argv) > 2
+            )  # without one, base is activated, which is rarely needed
+            is_sure = in_task or (is_used and has_name and not has_other)
             what = f"a batch script does not read .bashrc, so {name} activate fails"
             if subject.scheduler.reader.starts_login_shell and not in_task:
                 is_sure = False  # of the startup files of a login shell, some read .bashrc

@@ -57,12 +57,13 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if users and all(f"{name}=" in user.text and user.line != line for user in users):
             continue  # each program gets another value
         devices = {int(number) for number in value.split(",")}
-        if max(devices) >= len(devices) and any("--num-gpus" in options for _, options in of_deepspeed):
+        is_ignored = any("--num-gpus" in options for _, options in of_deepspeed)
+        if is_ignored and max(devices) >= len(devices):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         ranks, first = max(((_ranks_of(s), s.command.line) for s in starts(subject)), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
-        if ranks > len(devices) and is_for_this:
+        if ranks > len(devices) and is_for_this and not is_ignored:
             what = (
                 f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
                 f"the {ranks} ranks of a node that line {first} starts"

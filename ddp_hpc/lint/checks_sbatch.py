@@ -69,9 +69,12 @@ _CUT = ("", "=")
 
 def _options(subject: Subject) -> Iterator[Directive]:
     """Yields the options that sbatch reads, without those that contain a placeholder of a template."""
+    cut = 0  # the line of an option that ends at a blank in $( ), whose other words JOB008 explains
     for d in subject.script.read():
-        if d.line not in subject.placeholder_lines:
+        if d.line not in subject.placeholder_lines and d.line != cut:
             yield d
+        if d.flag not in _NAMES_OF_JOBS and re.search(r"\$\([^)]*$", d.value):
+            cut = d.line
 
 
 @check("SLURM001", "error", "no shebang")

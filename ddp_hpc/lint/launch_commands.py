@@ -364,7 +364,7 @@ _PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\
 
 def expanded_in_shell(text: str) -> str:
     """Returns the parts of a command in which the shell of the script expands variables."""
-    pieces = (piece for piece in _PIECE.findall(text) if piece[0] not in "'\\#")
+    pieces = (piece for piece in _PIECE.findall(text) if piece[0] not in "'#")
     # An escaped character ends the name of a variable, except a line break, which continues it.
     return "".join(re.sub(r"\\[^\n]", ".", piece).replace("\\\n", "") for piece in pieces)
 

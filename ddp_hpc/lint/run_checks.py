@@ -149,7 +149,9 @@ def _is_text(script: Script, path: Path | None) -> bool:
     """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
     later = _later_shebangs(script)
     is_one_script = script.lines[0].startswith("#!") and not later
-    has_name_of_text = path is not None and not _OF_TEXTS.isdisjoint(path.suffixes)
+    has_name_of_text = path is not None and (
+        not _OF_TEXTS.isdisjoint(path.suffixes) or path.name.lower().startswith("readme")
+    )
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
     return (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 
