@@ -257,7 +257,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
         is_sudo = match[0].strip() == "sudo"
-        unless = ", unless no password is needed" if is_sudo else ""
+        if is_sudo and any(word.startswith("/") for word in command.argv[1:2]):
+            continue  # a program of the site, for which it needs no password
+        unless = ", unless it needs no password" if is_sudo else ""
         yield Problem(
             command.line,
             "salloc requests a second allocation, and its shell ends at once"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, table
+from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 
@@ -88,12 +89,20 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             has_threads = near.endswith("_NUM_THREADS") and script.last_assigned("OMP_NUM_THREADS")
             yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other or has_threads else None)
         for names, values, what, remedy, *severity in _VALUES:
-            if re.fullmatch(names, name) and re.fullmatch(values, value):
+            if re.fullmatch(names, name) and re.fullmatch(values, value) and _matters(subject, name, line):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)
         if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
             what = f"{plain(value)} has the numbers of the node, but most jobs see their GPUs from 0"
             yield Problem(line, what, "remove the assignment, as Slurm sets the variable", "note")
     yield from _twice_restricted(script)
+
+
+def _matters(subject: Subject, name: str, line: int) -> bool:
+    """Returns whether a variable for the search for errors can slow the job down, and is not explained."""
+    if name == "NCCL_P2P_DISABLE":
+        before = subject.script.lines[max(0, line - 2)]
+        return subject.gpus_per_node != 1 and not before.lstrip().startswith("#")
+    return name != "CUDA_LAUNCH_BLOCKING" or requests_gpus(subject)
 
 
 def _meant(script: Script, name: str) -> str:

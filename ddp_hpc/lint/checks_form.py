@@ -36,6 +36,9 @@ _LISTS = frozenset(
 _DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
+_OFTEN_DISABLED = frozenset(
+    ("--account", "-A", "--partition", "-q", "--nodelist", "--exclude", "-M", "--mail-user")
+)
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
@@ -144,6 +147,10 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         # To disable a directive, users add a blank or letters, or write the prefix in lowercase letters. An
         # option that another directive sets is probably disabled.
         flags = _flags(subject, match.string)
+        is_usage = match[2] and match[3].islower()  # such as `#   sbatch --array=1-5 \`
+        # Users disable these with a blank, and the job runs without them.
+        if is_usage or (match[2] and flags <= _OFTEN_DISABLED):
+            continue
         may_be_disabled = script.scheduler and (
             match[2]
             or match[3] == near.lower()
@@ -281,9 +288,16 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, "use patterns only in --output and --error", "note")
         elif mark := marked_placeholder(d.value):
             may_expand = is_log and reader.expands_log_variables
-            if may_expand and re.search(r"\$\{?(?:PBS_|HOME|USER|LOGNAME)|\^", d.value):
+            # Torque replaces these, but OpenPBS, the scheduler with select, does not.
+            is_literal = any(name == "select" for _, name, _ in subject.script.resources())
+            if may_expand and re.search(
+                rf"\$\{{?(?:{'' if is_literal else 'PBS_|'}HOME|USER|LOGNAME)|\^", d.value
+            ):
                 continue
-            if mark[0] in "$%":
+            if may_expand and is_literal and "$PBS_" in d.value.replace("{", ""):
+                what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+                remedy = "give only a directory, as the default name of the log contains the job ID"
+            elif mark[0] in "$%":
                 what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
                 remedy = _instead_of_variable(d)
             else:

@@ -257,7 +257,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         elif tasks and step and step * of_each > tasks * cpus and not is_whole:
             what = f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}"
             remedy = f"request --ntasks={step}" if step > tasks else "request more CPUs per task"
-            yield Problem(command.line, what, remedy, "note")  # the site may assign whole nodes
+            yield Problem(command.line, what, f"{remedy}, unless the job gets whole nodes", "note")
         for option in ("--gres", "--gpus-per-node", "--mem", "--mem-per-cpu"):
             # Fewer tasks may have more memory for each CPU.
             is_part = option == "--mem-per-cpu" and _SIZED.search(command.text)

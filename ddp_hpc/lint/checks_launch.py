@@ -227,7 +227,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
-        if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
+        may_have_slots = mpi_of(subject) in ("Open MPI", "")
+        has_slot = may_have_slots and not per_node and _has_one_slot(subject, command)
+        if total and has_slot and (cpus or 1) >= total > 1:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
             remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
             yield Problem(command.line, what, remedy, None if mpi_of(subject) == "Open MPI" else "note")
@@ -292,9 +294,11 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         if num_workers > 1 and has_one_cpu and not _MORE_CPUS.search(requested):
             what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
-        if cpus and num_workers >= 2 * cpus:
-            what = f"{num_workers} workers or threads share {counted(cpus, 'CPU')}"
-            remedy = f"request more CPUs, or use {max(1, cpus // _local_ranks(start))} workers"
+        of_step = start.command.option("-c", "--cpus-per-task") if start.is_launched else None
+        given = whole_number(subject.value_of(of_step)) if of_step else cpus
+        if given and num_workers >= 2 * given:
+            what = f"{num_workers} workers or threads share {counted(given, 'CPU')}"
+            remedy = f"request more CPUs, or use {max(1, given // _local_ranks(start))} workers"
             yield Problem(start.command.line, what, remedy, "note")
 
 

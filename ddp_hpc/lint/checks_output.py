@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
+from ddp_hpc.lint.checks_program_limits import IS_LIGHT
 from ddp_hpc.lint.parse_script import Command, Script
 
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+_COMPRESSES = ("gzip", "pigz", "zstd", "xz", "bgzip")
 _SUBMITS = ("sbatch", "qsub")
 _ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
 _ENDS_AT_ERRORS = re.compile(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e")
@@ -36,7 +38,8 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
     for command in commands:
         lost = loads if loads and loads[-1].line < command.line else []
-        if lost and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
+        is_last = all(IS_LIGHT.fullmatch(c.name) for c in commands if c.line > command.line)
+        if lost and not is_last and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
             what = f"module purge unloads what line {lost[0].line} has loaded"
             yield Problem(command.line, what, "write it before the first module load", "note")
             break
@@ -45,7 +48,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
         if (
-            command.name in ("tee", "gzip", "pigz", "zstd", "xz")
+            command.name in ("tee", *_COMPRESSES)
             and before.ends in ("|", "|&")
             and before.name not in _WRITES_TEXT
             and "$?" in after
@@ -73,11 +76,14 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     last = max((c.line for c in (works if ends_at_errors else submits)), default=0)
     for before, command in pairwise(commands):
         is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT + _SUBMITS
-        if command.name != "tee" or not is_program or command.ends not in ("\n", ";") or command.line >= last:
+        compresses = command.name in _COMPRESSES and ends_at_errors
+        if not (command.name == "tee" or compresses) or command.ends not in ("\n", ";"):
+            continue
+        if not is_program or command.line >= last:
             continue
         following = next((c for c in submits if c.line > command.line), None)
         then = f"line {following.line} submits the next job" if following else "set -e does not see it"
-        what = f"if {plain(before.name)} fails, the status is that of tee, and {then}"
+        what = f"if {plain(before.name)} fails, the status is that of {command.name}, and {then}"
         yield Problem(command.line, what, "add set -o pipefail", "note")
         return
 

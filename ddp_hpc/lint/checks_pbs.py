@@ -14,6 +14,10 @@ from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
+# Commands that only some shells know.
+_NEEDS_BASH = re.compile(
+    r"(?m)^[ \t]*(?:export|source|function|declare|set -e|if|for|while)\b|\[\[|&>|2>|\w\(\)"
+)
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
 # Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
 _OF_TORQUE = frozenset("bdDEFnTtwx")
@@ -68,8 +72,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
         return
-    if not script.read():
-        return  # the file may be none for qsub
+    if not script.read() or not _NEEDS_BASH.search(script.text):
+        return  # the file may be none for qsub, or any shell can run it
     before = script.lines[1 : script.commands[0].line - 1]
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
     cause = f"the shebang in line {late} is a comment" if late else "the script has no shebang"
@@ -81,6 +85,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 @check("PBS002", "error", "a comment after a directive")
 def _trailing_comment(subject: Subject) -> Iterator[Problem]:
     is_rejected = _is_for_openpbs(subject)
+    if _is_for_torque(subject):
+        return
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
         if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
             comment = f"the comment {shown(match[0].strip())} follows a directive"
@@ -110,6 +116,16 @@ def _options_of_torque(subject: Subject) -> list[Directive]:
     return [d for d in subject.script.read() if len(d.flag) == 2 and d.flag[1] in _OF_TORQUE]
 
 
+def _is_for_torque(subject: Subject) -> bool:
+    """Returns whether the script is for Torque, whose users need no advice about OpenPBS."""
+    if _is_for_openpbs(subject):
+        return False
+    names = {name for _, name, _ in subject.script.resources()}
+    of_moab = any(d.flag == "-W" and d.value.startswith("x=") for d in subject.script.read())
+    is_variable = re.search(r"\bPBS_ARRAYID\b|\bPBS_NUM_PPN\b|\bPBS_GPUFILE\b", subject.script.text)
+    return bool(_options_of_torque(subject) or of_moab or is_variable or names & {"pvmem", "procs", "gpus"})
+
+
 @check("PBS003", "error", "an option that qsub does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     of_torque = _options_of_torque(subject)
@@ -122,14 +138,6 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
                 array = plain(d.value) or "1-10"
                 remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
             yield Problem(d.line, what, remedy)
-
-
-@check("PBS020", "note", "options of Torque")
-def _another_pbs(subject: Subject) -> Iterator[Problem]:
-    for d in _options_of_torque(subject)[:1]:
-        what = f"{shown(d.flag)} is an option of Torque, which OpenPBS and PBS Professional reject"
-        remedy = "no change is needed on a machine with this scheduler; with OpenPBS, see qsub(1)"
-        yield Problem(d.line, what, remedy)
 
 
 @check("PBS004", "error", "whitespace in the value of a directive")

@@ -33,7 +33,8 @@ _PASSED_ON = {
 @check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")
 def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    if "OMP_NUM_THREADS" in script.text or any("ompthreads" in value for _, _, value in script.resources()):
+    chunks = [value for _, name, value in script.resources() if name == "select"]  # Torque sets no number
+    if not chunks or "OMP_NUM_THREADS" in script.text or any("ompthreads" in value for value in chunks):
         return
     for command in script.launches("mpiexec", "mpirun"):
         ranks = command.option("--ppn", "-ppn") or str(subject.ranks_per_node or 1)

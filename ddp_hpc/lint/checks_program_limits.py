@@ -21,6 +21,7 @@ _THREADS = re.compile(
     r"trinity --CPU|\S+ --?(?:num-?threads?|n?threads?|cpus?|num-cpus|ncpus|n-?cores|runThreadN))(\d*)"
 )
 # Programs whose numbers are those of other jobs or other machines.
+_MOST_THREADS = {"fastp": 16}  # it uses no more, and says so
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
 # Programs with one thread by default, what must follow them, and their options for the number of threads.
 ONE_THREAD = {
@@ -156,8 +157,8 @@ def threads_of(start: Start) -> Iterator[tuple[str, int]]:
     is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
     for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
         match = _THREADS.fullmatch(f"{name} {option}")
-        if match and (threads := whole_number(match[1] or start.given(option) or "")):
-            yield option, threads
+        if match and (threads := whole_number(match[1] or start.given(option) or "")) and "cuda" not in name:
+            yield option, min(threads, _MOST_THREADS.get(name, threads))
 
 
 def threads_of_steps(subject: Subject) -> Iterator[tuple[Command, str, int, int | None]]:

@@ -73,7 +73,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         return  # no other job runs on the nodes
     for value, line in {value: line for line, value in reversed(ports)}.items():
         what = f"port {value} is the same for every job, so a second job or step on the node cannot open it"
-        remedy = "derive the port from the job id, or omit it, as ddp-hpc finds a free one"
+        remedy = "derive the port from the job ID, or use torchrun --standalone on one node"
         yield Problem(line, what, remedy)
 
 

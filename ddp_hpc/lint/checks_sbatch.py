@@ -189,7 +189,10 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = long or f"write {d.flag}{plain(d.value)}"
                 yield Problem(d.line, what, remedy, None if d.flag in _NAMED else "warning")
         elif expected := expected_value(d.flag, d.value, version):
-            remedy = long or f"write {expected}; see sbatch(1)"
+            is_name = d.flag == "--nodes" and d.value[:1].isalpha()
+            remedy = long or f"write {expected}; " + (
+                "the name of a job is -J" if is_name else "see sbatch(1)"
+            )
             severity: Severity | None = "note" if d.flag != "--nodes" and stands_for_value(d.value) else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
@@ -301,6 +304,10 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     for d in (one for one in script.read() if one.flag in ("--output", "--error")):
         remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"
         directory = directory_of(d.value)
+        # Where the script is stored, the directory may exist, as in a repository.
+        stored = subject.path.absolute().parents[:4] if subject.path else ()
+        if subject.template or any((parent / directory).is_dir() for parent in stored):
+            continue
         if line := created.get(directory):
             what = f"{before}Slurm opens this log before line {line} creates its directory, so the job fails"
         elif version and "%" in directory:

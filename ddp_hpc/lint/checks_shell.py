@@ -130,6 +130,8 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ a program counts the GPUs that it sees from 0 @ write 0, or omit it @ note
 <ANY>\baccelerate\s+launch\s[^#]*--mixed[-_]precision[= ](?!["']?(?:no|fp16|bf16|fp8)\b|\S*\$)
     @ accelerate knows no, fp16, bf16 and fp8 @ write one of them @ note
+<ANY>\bdeepspeed\s[^#]*--include[= ]\S*\$\{?CUDA_VISIBLE_DEVICES
+    @ deepspeed counts the visible GPUs from 0, and these may be other numbers @ use --num_gpus @ note
 <ANY>\bdeepspeed\s[^#]*--launcher[= ](?!(?i:["']?(?:pdsh|openmpi|mpich|mvapich|impi|slurm)\b)|\S*\$)
     @ DeepSpeed has no such launcher @ use pdsh, slurm, openmpi, mpich, mvapich or impi @ note
 <ANY>(?<!\S)(?:/bin/)?(?:ba|z)?sh\s+-l?c\s+[\w./-]+\s+[^\s;&|<>)]
@@ -165,6 +167,8 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
 _NAMES |= {"GAP": _GAP, "VALUED": _VALUED}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
+_NEEDS_INTERNET = "this needs the internet, which compute nodes of many sites do not reach"
+_DOWNLOADS = re.compile(r"(?m)^[ \t]*(?:wget|curl)\s|(?i:https?_proxy=)")
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(
     r"\b(?:eval|ssh|rsync|scp|matlab|octave|Rscript)\b|sbatch <\(|expanduser|\$\{!|declare -n"
@@ -229,6 +233,8 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
+        if row[0] == _NEEDS_INTERNET and _is_online(script, command):
+            continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))
         sets = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL.*csh"
@@ -238,6 +244,12 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         )
         if is_read and not re.search(sets, script.text):
             yield row
+
+
+def _is_online(script: Script, command: Command) -> bool:
+    """Returns whether a command runs only if something is missing, or the job evidently has the internet."""
+    line = script.lines[command.line - 1]
+    return line[:1].isspace() or "||" in line or bool(_DOWNLOADS.search(script.text))
 
 
 def _keeps_others_waiting(script: Script, command: Command) -> bool:

@@ -23,6 +23,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MODEL = re.compile(
     r"(?i)(?<![a-z0-9])(?:titan\w*|[rg]tx\w*|tesla\w*|[vpah]100\w*|h200|k[248]0m?|p40|t4|a[1345]0|l40s?|mi\d{3}\w*)(?![a-z0-9])"
 )
+_OF_WORKFLOWS = re.compile(r"(?m)^[^#\n]*\b(?:snakemake|nextflow|cromwell|miniwdl)\b")
 _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -88,13 +89,17 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     model = _MODEL.search(subject.script.value("--constraint") or "")
     names_gpu = model and subject.script.value("--gres") is None
     is_whole = subject.known_site is not None or subject.script.value("--exclusive") is not None
-    if (has_gpus or names_gpu) and not is_whole and not _asks_for_gpus(subject.script):
-        option = ":ngpus=NUMBER to chunks" if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
+    # Other partitions of a list may have none, and the jobs of a workflow have directives of their own.
+    is_other = "," in (subject.script.value("--partition") or "") or _OF_WORKFLOWS.search(subject.script.text)
+    if (has_gpus or names_gpu) and not (is_whole or is_other or _asks_for_gpus(subject.script)):
+        of_chunks = any(name == "select" for _, name, _ in subject.script.resources())
+        of_pbs = ":ngpus=NUMBER to chunks" if of_chunks else ":gpus=NUMBER to nodes"
+        option = of_pbs if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
         place = "partition" if has_gpus else "kind of node"
         flags = ("--partition", "-q") if has_gpus else ("--constraint",)
         what, remedy = (
             f"this {place} has GPUs, and the job requests none",
-            f"add {option}, unless it has whole nodes",
+            f"add {option}, or use a {place} without GPUs, unless the job has whole nodes",
         )
         yield Problem(subject.line_of(*flags), what, remedy, "note")
     if subject.site is None or own is None:
@@ -110,7 +115,8 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
 def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
         # The name of a partition or a job may contain the word "gpu" too.
-        if "gpu" in d.flag or ("gpu" in d.value and d.flag in _GPUS_IN):
+        of_moab = d.flag == "-W" and "gpu" in d.value  # -W x=GRES:gpu@1
+        if "gpu" in d.flag or of_moab or ("gpu" in d.value and d.flag in _GPUS_IN):
             return f"{SCHEDULERS[d.scheduler].prefix} {d.text}"
     return ""
 

@@ -54,7 +54,7 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     steps = _steps_with_ranks(subject)
     options = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
     options += [(c.line, c.option("--gpu-bind") or "") for c in steps]
-    for line, value in options:
+    for line, value in options if "--gpus-per-task" not in subject.script.text else ():  # it binds, too
         if _HIDES_PEERS.fullmatch(value):
             what = (
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
@@ -162,16 +162,11 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     logs = {script.value("--output") or "", script.value("--error") or ""} - {"/dev/null", "none"}
     # Without --signal, a trap that requeues the job waits for a signal that only the user sends.
     is_trap = not any(d.flag in ("--requeue", "--signal") for d in script.read()) and "trap" in script.text
-    if lines and logs and script.value("--open-mode") != "append":
-        yield Problem(
-            lines[0],
-            "if the job is requeued, it overwrites its log",
-            "add #SBATCH --open-mode=append",
-            # On another node, the log has another name, and that of a server is of no use later.
-            "note"
-            if is_short or is_trap or not trains_with_torch(subject) or re.search(r"%\d*N", "".join(logs))
-            else None,
-        )
+    if lines and logs and not is_short and script.value("--open-mode") != "append":
+        what, remedy = "if the job is requeued, it overwrites its log", "add #SBATCH --open-mode=append"
+        # On another node, the log has another name, and that of a server is of no use later.
+        is_unsure = is_trap or not trains_with_torch(subject) or re.search(r"%\d*N", "".join(logs))
+        yield Problem(lines[0], what, remedy, "note" if is_unsure else None)
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")
@@ -217,18 +212,21 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
 def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
-    if not (subject.has_many_tasks and trains_with_torch(subject)):
+    steps = subject.script.launches("srun")
+    if not (subject.has_many_tasks and trains_with_torch(subject)) or any(map(_kills_on_bad_exit, steps)):
         return
-    for command in subject.script.launches("srun"):
-        bare = any(re.fullmatch(r"-[a-zA-Z]*K[01]?", word) for word in command.own_words)
-        given = command.option("--kill-on-bad-exit") is not None or "--kill-on-bad-exit" in command.own_words
+    for command in steps:
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
-        if starts.startswith("python") and not (bare or given):
-            what = (
-                "srun does not terminate the other ranks if one dies, so they wait until a timeout or "
-                "the walltime"
-            )
+        if starts.startswith("python") and command.option("-n", "--ntasks") != "1":
+            what = "srun does not terminate the other ranks if one dies, unless the site sets KillOnBadExit, "
+            what += "so they wait until a timeout or the walltime"
             yield Problem(command.line, what, "use srun --kill-on-bad-exit=1")
+
+
+def _kills_on_bad_exit(step: Command) -> bool:
+    return step.option("--kill-on-bad-exit") is not None or any(
+        re.fullmatch(r"-[a-zA-Z]*K[01]?|--kill-on-bad-exit", word) for word in step.own_words
+    )
 
 
 @check("SLURM024", "error", "GPUs of a job step with --gres and --gpus-per-node")

@@ -168,7 +168,8 @@ def _needs_value(script: Script, name: str) -> bool:
 def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
     """Yields variables in the numbers of ranks of launchers that a complete script never sets."""
     script, reader = subject.script, subject.scheduler.reader
-    is_complete = not re.search(r"(?m)^[ \t]*(?:source|\.)\s", script.text)
+    # qsub -V passes on the variables of the shell that submits.
+    is_complete = not re.search(r"(?m)^[ \t]*(?:source|\.)\s", script.text) and script.value("-V") is None
     for start in starts(subject) if is_complete else ():
         if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
             continue
@@ -236,7 +237,8 @@ def _read_variables(subject: Subject) -> dict[str, int]:
             is_number = re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text)
             known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
-        in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
+        is_later = command.launched[1:2] == ("-c",) or command.name == "trap"
+        in_tasks = single_quoted(text) if is_later else ""
         of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
         if command.name.startswith("mpi"):  # it sets these for its ranks
             of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]

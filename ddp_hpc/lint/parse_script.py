@@ -68,6 +68,8 @@ _PROGRAM = re.compile(
     r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|horovodrun|ray|bash|sh|env|singularity|apptainer|"
     r"docker|podman|shifter)|\./.*|.*\.(?:py|sh)"
 )
+# Another way to name a program.
+_WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v)\s+([\w.-]+)[)`]")
 _SUPERVISOR = "ddp_hpc.job"
 _NQSV = re.compile(r"^[ \t]*#PBS\b.*(?:elapstim_req|(?:cpu|gpu)num_job|--ven|--group)", re.MULTILINE)
 LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
@@ -123,8 +125,10 @@ class Command:
         if self.name not in LAUNCH_COMMANDS:
             return ()
         for index, word in enumerate(self.argv[1:], start=1):
-            if _PROGRAM.fullmatch(word):
-                return self.argv[index:]
+            which = _WHICH.fullmatch(word)
+            program = which[1] if which else word
+            if which or _PROGRAM.fullmatch(word):
+                return (program, *self.argv[index + 1 :])
         return ()
 
     @cached_property

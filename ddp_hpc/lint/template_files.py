@@ -97,7 +97,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
         if not found or not (
-            _is_called(script) or (path and (is_named_template(path) or _is_filled_in(path, found)))
+            _is_called(script) or (path and (_is_named(path) or _is_filled_in(path, found)))
         ):
             return None
     marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
@@ -150,7 +150,11 @@ def _is_called(script: Script) -> bool:
 
 def is_named_template(path: Path) -> bool:
     """Returns whether the name of a file or of its directory says that it is a template."""
-    return bool(_NAMED.search(path.name)) or any(
+    return bool(_NAMED.search(path.name)) or path.parent.name.lower() in ("template", "templates")
+
+
+def _is_named(path: Path) -> bool:
+    return is_named_template(path) or any(
         _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
     )
 

@@ -1180,7 +1180,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM014", True, RANKS + "srun python train.py\n"),
     ("SLURM014", False, RANKS + "srun --pty bash\n"),
     # PBS.
-    ("PBS001", True, "#PBS -l nodes=1\ncd $PBS_O_WORKDIR\n"),
+    ("PBS001", True, "#PBS -l nodes=1\ncd $PBS_O_WORKDIR\nexport A=1\n"),
+    ("PBS001", False, "#PBS -l nodes=1\ncd $PBS_O_WORKDIR\n"),
     ("PBS001", False, "#PBS -S /bin/bash\n#PBS -l nodes=1\ncd $PBS_O_WORKDIR\n"),
     ("PBS016", True, P + 'DIR=$(dirname "${BASH_SOURCE[0]}")\ncd $DIR\n'),
     ("PBS016", False, P + 'DIR=$(dirname "${BASH_SOURCE[0]}")\necho $DIR\n'),
@@ -1188,8 +1189,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS002", True, TORQUE + "#PBS -q long # the queue\n"),
     ("PBS003", True, SELECT + "#PBS -t 1-10\n"),
     ("PBS003", False, TORQUE + "#PBS -t 1-10\n"),
-    ("PBS020", True, TORQUE + "#PBS -t 1-10\n"),
-    ("PBS020", False, SELECT + "#PBS -J 1-10\n"),
     ("PBS021", True, P + "#PBS -l select=1:ncpus=4+1:ncpus=1\nR=2\nmpiexec -n 4 --ppn $R ./a.out\n"),
     ("PBS021", False, P + "#PBS -l select=1:ncpus=4+1:ncpus=1:mpiprocs=2\nmpiexec -n 4 --ppn 2 ./a.out\n"),
     ("PBS021", False, P + "#PBS -l select=1:ncpus=4+1:ncpus=1\nmpiexec -n 2 --ppn 1 ./a.out\n"),
@@ -1476,7 +1475,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB007", "note", S + "#SBATCH --partition=a,b\n#SBATCH --partition=a\n"),
     ("JOB007", "warning", S + "#SBATCH --partition=a\n#SBATCH --partition=b\n"),
     ("JOB005", "warning", P + "#PSB -q long\n"),
-    ("JOB005", "note", P + "# PBS -q long\n"),
+    ("JOB005", "note", P + "# PBS -l ncpus=4\n"),
     # Probably disabled: another directive sets the option, or letters precede the prefix.
     ("JOB005", "note", S + "#SBATC --qos=normal\n#SBATCH --qos=deadline\n"),
     ("PBS001", "note", "#PBS -l nodes=1\ncd $PBS_O_WORKDIR\nexport A=1\n"),
@@ -1502,7 +1501,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB004", "warning", S + "srun x\n#SBATCH --nodes=2\n"),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),
-    ("JOB012", "note", "#!/bin/bash\n#SBATCH --time=3:00 # 3 minutes\n"),
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=3:00 # HH:MM\n"),
     ("JOB012", "note", "#!/bin/bash\n#SBATCH --time=3:00 # HH:MM:SS\n"),
     # A node with four GPUs may be requested as a whole.
@@ -1570,7 +1568,6 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("RANK009", "warning", FOUR + "horovodrun -np 2 -H localhost:2 python a.py\n"),
     ("SLURM027", "note", S + "#SBATCH --export=A=1\nsrun --container-image=./a.sqsh ./a\n"),
     ("JOB022", "note", S + 'echo "${names[@]}"\n'),
-    ("SLURM010", "note", "#!/bin/bash\n#SBATCH -t 10 --requeue -o a.log\npython a.py\n"),
     (
         "JOB023",
         "note",
@@ -1609,7 +1606,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
         "#!/bin/bash\n#PBS -q gpu\n#PBS -l select=1:ncpus=8\n#PBS -l walltime=1:00:00\n./a\n",
     ),
     ("JOB034", "note", S + "srun -n 1 bash -c 'date; srun -n 4 ./a'\n"),
-    ("JOB035", "note", S + "export CUDA_LAUNCH_BLOCKING=1\nsrun ./a\n"),
+    ("JOB035", "note", S + "#SBATCH --gpus=2\nexport CUDA_LAUNCH_BLOCKING=1\nsrun ./a\n"),
     ("SITE004", "note", S + "#SBATCH --partition=gpu-a100\nsrun ./a\n"),
     ("JOB030", "note", S + "module load gcc\nexport LD_LIBRARY_PATH=/opt/lib\n./a\n"),
     ("JOB026", "note", S + "export ROCR_VISIBLE_DEVICES=0\nsingularity exec --nv a.sif python a.py\n"),

@@ -16,7 +16,7 @@ from tests.batch.conftest import ROOT, run_cli
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 # An error in line 3, a warning in line 4.
 BAD = SLURM + "#SBATCH --mem=16 GB\nexport MASTER_PORT=29500\n"
-NOTE = "#!/bin/bash\n#SBATCH --time=10:30\nsrun ./a.out\n"
+NOTE = "#!/bin/bash\n#SBATCH --time=12:00\nsrun ./a.out\n"
 
 
 @pytest.fixture(autouse=True)
