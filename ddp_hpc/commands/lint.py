@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ddp_hpc.sites.site import Site
 
 
+# The worst first.
+_SEVERITIES = ("error", "warning", "note")
+
+
 @click.command("lint")
 @job_options("profile")
 @click.option(
@@ -31,6 +35,13 @@ if TYPE_CHECKING:
 @click.option(
     "--ignore", multiple=True, metavar="CHECKS", help="Do not run these checks; IDs as for --select."
 )
+@click.option(
+    "--severity",
+    type=click.Choice(_SEVERITIES),
+    default=_SEVERITIES[-1],
+    show_default=True,
+    help="Print only findings of this severity, and worse ones.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
 @click.argument("scripts", nargs=-1, metavar="SCRIPT...", type=click.Path(path_type=Path))
@@ -41,6 +52,7 @@ def command(
     scripts: tuple[Path, ...],
     select: tuple[str, ...],
     ignore: tuple[str, ...],
+    severity: str,
     as_json: bool,
     list_checks: bool,
 ) -> None:
@@ -55,6 +67,7 @@ def command(
       ddp-hpc lint job.sh
       ddp-hpc lint --profile polaris job.pbs
       ddp-hpc lint --ignore RANK008 first.sbatch second.sbatch
+      ddp-hpc lint --severity warning job.sh
       ddp-hpc lint --list
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.lint.run_checks import CHECKS
@@ -68,17 +81,21 @@ def command(
         raise click.UsageError("nothing to check. Give a SCRIPT.")
     select, ignore = split_codes(select), split_codes(ignore)
     find_site = site_finder(profile)
+    printed = _SEVERITIES[: _SEVERITIES.index(severity) + 1]
     findings = [
         (click.format_filename(script), finding)
         for script in scripts
         for finding in _findings_in(script, find_site, select, ignore)
+        if finding.severity in printed
     ]
     if as_json:
         rows = [{"path": path, **asdict(finding)} for path, finding in findings]
         click.echo(json.dumps(rows, indent=2))
     elif not findings:
         # Standard output contains only findings.
-        click.echo("no problems found", err=True)
+        click.echo(
+            "no problems found" if severity == "note" else f"no {' or '.join(printed)} found", err=True
+        )
     else:
         for path, finding in findings:
             click.echo(

@@ -51,6 +51,22 @@ def test_an_unknown_check_is_refused_with_a_suggestion(option: str, tmp_path: Pa
     assert b"SLURM017" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("severity", "expected", "message"),
+    [
+        ("note", ["JOB012"], ""),
+        ("warning", [], "no error or warning found\n"),
+        ("error", [], "no error found\n"),
+    ],
+)
+def test_findings_below_the_severity_are_not_printed(
+    severity: str, expected: list[str], message: str, tmp_path: Path
+) -> None:
+    done = run_cli("lint", "--severity", severity, "note.sh", cwd=tmp_path)
+    assert (checks_of(done.stdout), done.returncode) == (expected, 0)
+    assert done.stderr.decode().endswith(message)
+
+
 def test_several_scripts_are_checked(tmp_path: Path) -> None:
     done = run_cli("lint", "note.sh", "bad.sh", cwd=tmp_path)
     assert checks_of(done.stdout) == ["JOB012", "SLURM017", "RANK008"]
