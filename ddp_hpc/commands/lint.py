@@ -117,9 +117,15 @@ def _findings_in(
     # A script is usually submitted from its own directory.
     here = Path.cwd() if script.resolve().parent == Path.cwd() else None
     site = find_site(text)
-    version = lint.installed_version_for(text, site)
     findings = lint.lint_script(
-        text, site, directory=here, path=script, installed_version=version, select=select, ignore=ignore
+        text,
+        site,
+        directory=here,
+        path=script,
+        installed_version=lint.installed_version_for(text, site),
+        shell=lint.shell_for(text, site),
+        select=select,
+        ignore=ignore,
     )
     if not lint.has_directives(text):
         name = click.format_filename(script)

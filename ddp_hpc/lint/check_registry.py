@@ -55,7 +55,7 @@ class Subject:
 
     `directory` is the directory from which the script will be submitted, and `path` its file.
     `installed_version` is the version of the scheduler on this machine, which is used if the profile contains
-    none.
+    none. `shell` is what runs scripts of /bin/sh there, such as bash or dash; empty if it is unknown.
     """
 
     script: Script
@@ -64,6 +64,7 @@ class Subject:
     directory: Path | None = None
     path: Path | None = None
     installed_version: str = ""
+    shell: str = ""
 
     @cached_property
     def template(self) -> Template | None:

@@ -253,12 +253,14 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
 def _interactive(subject: Subject) -> Iterator[Problem]:
     # A script may ask whether it has a terminal.
     asks = re.search(r"(?:\[|test) +-t +[012]\b|\btty -s\b", subject.script.text)
+    num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
     for command in subject.script.commands if subject.script.scheduler and not asks else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
         is_sudo = match[0].strip() == "sudo"
-        if is_sudo and any(word.startswith("/") for word in command.argv[1:2]):
-            continue  # a program of the site, for which it needs no password
+        # For a program of the site, and on machines where the author is root, it needs no password.
+        if is_sudo and (num_sudo > 1 or any(word.startswith("/") for word in command.argv[1:2])):
+            continue
         unless = ", unless it needs no password" if is_sudo else ""
         yield Problem(
             command.line,
@@ -267,7 +269,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             else f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
-            else f"remove {'sudo' if is_sudo else 'the command, since the script already runs in a job'}",
+            else "make sure that it needs no password on the nodes of jobs"
+            if is_sudo
+            else "remove the command, since the script already runs in a job",
             # No password may be needed, and without a terminal, srun ignores --pty.
             "note" if is_sudo else "warning" if match[0].lstrip().startswith("srun") else None,
         )

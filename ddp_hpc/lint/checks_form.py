@@ -143,13 +143,17 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
             "remove the blanks before #SBATCH",
             "note" if _flags(subject, script.lines[indented[0] - 1]) & given else None,
         )
-    for number, match, near in _nearly(subject):
+    nearly = list(_nearly(subject))
+    num_blank = sum(bool(match[2]) for _, match, _ in nearly)
+    for number, match, near in nearly:
         # To disable a directive, users add a blank or letters, or write the prefix in lowercase letters. An
         # option that another directive sets is probably disabled.
         flags = _flags(subject, match.string)
-        is_usage = match[2] and match[3].islower()  # such as `#   sbatch --array=1-5 \`
-        # Users disable these with a blank, and the job runs without them.
-        if is_usage or (match[2] and flags <= _OFTEN_DISABLED):
+        is_usage = match[3].islower()  # such as `#   sbatch --array=1-5 \`
+        # Users disable options with a blank, often several, or those without which the job runs.
+        are_disabled = num_blank > 1 and flags.isdisjoint(("--mem", "--time", "--gres", "-l"))
+        is_disabled = are_disabled or flags & given or flags <= _OFTEN_DISABLED
+        if script.scheduler and match[2] and (is_usage or is_disabled):
             continue
         may_be_disabled = script.scheduler and (
             match[2]

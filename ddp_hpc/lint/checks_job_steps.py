@@ -220,7 +220,8 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
     for line, step in of_job[:1] + [(step.line, step) for step in steps if step.option("--export")]:
         given = step.option("--export") or script.value("--export") or ""
         has_path = re.search(r"\b(?:ALL|NONE|NIL|PATH)\b|^\$", given, re.IGNORECASE)
-        if "SLURM_EXPORT_ENV" in script.text:
+        # The module slurm_setup of LRZ unsets it.
+        if re.search("SLURM_EXPORT_ENV|slurm_setup", script.text):
             continue
         if "=" in given and not has_path:
             what = f"srun of line {step.line} passes on only {plain(given)}, and no variables such as PATH"

@@ -348,12 +348,16 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
             ranks = whole_number(start.given("--nproc-per-node") or "1") or gpus
             if ranks < gpus and start.ranks_per_node == 1 and not start.hides_options:
                 what = f"torchrun starts {counted(ranks, 'rank')} on a node with {gpus} GPUs"
-                remedy = f"use torchrun --nproc-per-node={gpus}, or request {ranks}"
+                remedy = (
+                    f"use torchrun --nproc-per-node={gpus}, or request {ranks}, unless a rank uses several"
+                )
                 # Ranks that the script asks for may be a test, and a program may start the others itself.
                 yield Problem(start.command.line, what, remedy)
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
-            remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
+            remedy = (
+                f"use srun --ntasks-per-node={gpus}, or request one GPU, unless the program uses all of them"
+            )
             yield Problem(start.command.line, what, remedy)
 
 

@@ -15,9 +15,7 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 # Commands that only some shells know.
-_NEEDS_BASH = re.compile(
-    r"(?m)^[ \t]*(?:export|source|function|declare|set -e|if|for|while)\b|\[\[|&>|2>|\w\(\)"
-)
+_NEEDS_BASH = re.compile(r"(?m)^[ \t]*(?:export|source|function|declare|module)\b|\[\[|&>|=\(|\w\(\)")
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
 # Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
 _OF_TORQUE = frozenset("bdDEFnTtwx")
@@ -122,7 +120,7 @@ def _is_for_torque(subject: Subject) -> bool:
         return False
     names = {name for _, name, _ in subject.script.resources()}
     of_moab = any(d.flag == "-W" and d.value.startswith("x=") for d in subject.script.read())
-    is_variable = re.search(r"\bPBS_ARRAYID\b|\bPBS_NUM_PPN\b|\bPBS_GPUFILE\b", subject.script.text)
+    is_variable = re.search(r"\bPBS_(?:ARRAYID|NUM_PPN|NUM_NODES|NP|GPUFILE)\b", subject.script.text)
     return bool(_options_of_torque(subject) or of_moab or is_variable or names & {"pvmem", "procs", "gpus"})
 
 

@@ -76,6 +76,7 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
     of_chunks, of_nodes = _lines_of_chunks(subject), _lines_of_nodes(subject)
     title = mpi_of(subject)
     others = any(_LOADS_OTHER.match(command.text) for command in subject.script.commands)
+    others |= "I_MPI_" in subject.script.text
     slots = of_chunks or of_nodes if title == "Open MPI" or not (title or others) else 0
     for command in subject.script.launches("mpirun", "mpiexec") if slots else ():
         total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or "")) or 0

@@ -189,7 +189,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = long or f"write {d.flag}{plain(d.value)}"
                 yield Problem(d.line, what, remedy, None if d.flag in _NAMED else "warning")
         elif expected := expected_value(d.flag, d.value, version):
-            is_name = d.flag == "--nodes" and d.value[:1].isalpha()
+            is_name = d.flag == "--nodes" and re.match("[A-Za-z_]{4}", d.value)
             remedy = long or f"write {expected}; " + (
                 "the name of a job is -J" if is_name else "see sbatch(1)"
             )

@@ -97,7 +97,7 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 <LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
-(?:(?:ba)?sh )?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
+(?:(?:ba)?sh )?(?!\./etc/)[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
     @ this changes only a shell of its own @ use source
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or .py
@@ -168,7 +168,9 @@ _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "I
 _NAMES |= {"GAP": _GAP, "VALUED": _VALUED}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
 _NEEDS_INTERNET = "this needs the internet, which compute nodes of many sites do not reach"
-_DOWNLOADS = re.compile(r"(?m)^[ \t]*(?:wget|curl)\s|(?i:https?_proxy=)")
+_DOWNLOADS = re.compile(
+    r"(?m)^[ \t]*(?:wget|curl)\s|(?i:https?_proxy=)|--no-index|--index-url|PIP_(?:CONFIG|INDEX)_"
+)
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(
     r"\b(?:eval|ssh|rsync|scp|matlab|octave|Rscript)\b|sbatch <\(|expanduser|\$\{!|declare -n"
@@ -209,8 +211,12 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
     for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
+        is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
+        if is_sh and subject.shell == "bash":
+            continue
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
             what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].strip())}"
+            what += " where it is dash, as on Debian and Ubuntu" if is_sh else ""
             yield Problem(line, what, "write #!/bin/bash", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return

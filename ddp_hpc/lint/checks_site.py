@@ -90,6 +90,9 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     names_gpu = model and subject.script.value("--gres") is None
     is_whole = subject.known_site is not None or subject.script.value("--exclusive") is not None
     # Other partitions of a list may have none, and the jobs of a workflow have directives of their own.
+    # TACC, where directories have such numbers, gives whole nodes.
+    is_whole |= re.search(r"/(?:work\d?|scratch\d?|home\d)/\d{5}/", subject.script.text) is not None
+    is_whole |= subject.script.sets("CUDA_VISIBLE_DEVICES")
     is_other = "," in (subject.script.value("--partition") or "") or _OF_WORKFLOWS.search(subject.script.text)
     if (has_gpus or names_gpu) and not (is_whole or is_other or _asks_for_gpus(subject.script)):
         of_chunks = any(name == "select" for _, name, _ in subject.script.resources())
@@ -98,7 +101,7 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
         place = "partition" if has_gpus else "kind of node"
         flags = ("--partition", "-q") if has_gpus else ("--constraint",)
         what, remedy = (
-            f"this {place} has GPUs, and the job requests none",
+            f"the name of this {place} suggests GPUs, and the job requests none",
             f"add {option}, or use a {place} without GPUs, unless the job has whole nodes",
         )
         yield Problem(subject.line_of(*flags), what, remedy, "note")

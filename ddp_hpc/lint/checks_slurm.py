@@ -215,6 +215,8 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
     steps = subject.script.launches("srun")
     if not (subject.has_many_tasks and trains_with_torch(subject)) or any(map(_kills_on_bad_exit, steps)):
         return
+    if (subject.walltime_s or 3600) < 1800:
+        return  # little can be lost
     for command in steps:
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
         if starts.startswith("python") and command.option("-n", "--ntasks") != "1":

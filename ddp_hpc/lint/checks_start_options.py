@@ -15,7 +15,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
 
-_HIDDEN = re.compile(r"[$`<{%]|@[A-Z]")
+_HIDDEN = re.compile(r"[$`<{%]|@[A-Z]|!TBG_")
 # Options whose values may be names in capital letters, such as GPU.
 _NAMED = ("--partition", "--account", "--qos", "--constraint", "--reservation", "--job-name")
 _GLUED = re.compile(r"--?\w[\w-]*=[^=\s]*\w--[a-z][\w-]*=.*")

@@ -13,7 +13,7 @@ from ddp_hpc.schedulers.registry import MONITORED
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
-_DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
+_DECLARES = re.compile(r"for|let|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables of Grid Engine, LSF, Cobalt and Kubernetes.
 _OF_OTHERS = re.compile(
@@ -175,7 +175,8 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
             continue
         given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
         for name in _expanded(" ".join(value for value in given if value)):
-            if read.get(name) and name not in reader.variables and not _OF_RANKS.fullmatch(name):
+            is_argument = name.isdecimal()  # sbatch passes them on to the script
+            if read.get(name) and not (is_argument or name in reader.variables or _OF_RANKS.fullmatch(name)):
                 what = f"the script never sets {plain(name)}"
                 yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
 

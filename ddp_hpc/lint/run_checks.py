@@ -49,6 +49,7 @@ __all__ = [
     "has_directives",
     "installed_version_for",
     "lint_script",
+    "shell_for",
 ]
 
 # Importing these modules registers their checks.
@@ -97,6 +98,7 @@ def lint_script(
     directory: Path | None = None,
     path: Path | None = None,
     installed_version: str = "",
+    shell: str = "",
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
@@ -106,8 +108,8 @@ def lint_script(
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
     submitted; without it, log directories with relative paths are not checked. `path` is the file of the
     script, whose name may say that it is a template. `installed_version` is the version of the scheduler if
-    the profile contains none, see `installed_version_for`. `select` and `ignore` are ids of checks, or their
-    beginnings.
+    the profile contains none, see `installed_version_for`. `shell` is the program of /bin/sh on the nodes,
+    such as bash, if it is known. `select` and `ignore` are ids of checks, or their beginnings.
 
     Raises:
         RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
@@ -120,6 +122,7 @@ def lint_script(
         directory=directory,
         path=path,
         installed_version=installed_version,
+        shell=shell,
     )
     first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
     findings = [found for chosen in first for found in chosen.findings(subject)]
@@ -206,3 +209,10 @@ def installed_version_for(text: str, site: Site | None) -> str:
     if site is not None and (scheduler.reader.version_of(site) or not may_be_here(site.detect, os.environ)):
         return ""
     return scheduler.commands.installed_version()
+
+
+def shell_for(text: str, site: Site | None) -> str:
+    """Returns what /bin/sh is on this machine, such as bash or dash; empty if jobs run on another one."""
+    scheduler = SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER)
+    is_here = site is None or may_be_here(site.detect, os.environ)
+    return Path("/bin/sh").resolve().name if is_here and scheduler.commands.installed_version() else ""

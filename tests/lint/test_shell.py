@@ -157,3 +157,10 @@ def test_gpus_of_a_step_and_a_blank_that_may_be_missing(code: str, severities: l
 def test_results_that_are_lost_with_the_node(code: str, is_reported: bool) -> None:
     found = lint_script(f"#!/bin/bash\n#SBATCH --nodes=1\n{code}\n")
     assert ("JOB040" in {f.check for f in found}) == is_reported
+
+
+@pytest.mark.parametrize(("shell", "expected"), [("", 1), ("dash", 1), ("bash", 0)])
+def test_commands_of_bash_in_sh_matter_only_where_sh_is_another_shell(shell: str, expected: int) -> None:
+    text = "#!/bin/sh\n#SBATCH --time=01:00:00\nsource env.sh\n./a\n"
+    found = [found for found in lint_script(text, shell=shell) if found.check == "JOB034"]
+    assert len(found) == expected

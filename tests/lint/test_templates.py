@@ -126,6 +126,8 @@ def test_a_placeholder_is_a_note_if_a_program_submits_the_script_with_a_value(
     [
         ("notes.txt", "# Options for GPUs:\n", "note"),
         ("homework.Rmd", "# Exercise 3\n", "note"),
+        ("readme.slurm", "# How to run it:\n", "note"),
+        ("submit_all.py", "# Submits all jobs.\n", "note"),
         ("job.txt", "#!/bin/bash\n", "error"),
         ("job.sh", "# Options for GPUs:\n", "error"),
     ],
@@ -134,3 +136,16 @@ def test_a_text_without_a_shebang_is_no_script(name: str, first: str, severity: 
     text = f"{first}#SBATCH --mem=8G --mem-per-cpu=1G\n"
     found = lint_script(text, path=tmp_path / name, select=["SLURM016"])
     assert [one.severity for one in found] == [severity]
+
+
+@pytest.mark.parametrize(("name", "severity"), [("array_template.sh", "note"), ("array.sh", "error")])
+def test_a_value_in_a_file_called_a_template_is_an_example(name: str, severity: str, tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --array=test\n./a\n"
+    assert found_in(text, tmp_path / name) == [("SLURM015", severity)]
+
+
+def test_a_directory_that_exists_beside_the_script_is_no_missing_log_directory(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH -o slurm/logs/a.log\nmkdir -p slurm/logs\n./a\n"
+    assert found_in(text, tmp_path / "slurm" / "a.sh") == [("SLURM020", "note")]
+    (tmp_path / "slurm" / "logs").mkdir(parents=True)
+    assert found_in(text, tmp_path / "slurm" / "a.sh") == []
