@@ -71,6 +71,11 @@ class Subject:
         """The template in the file; None if it is a script."""
         return template_of(self.script, self.path)
 
+    @cached_property
+    def selects(self) -> bool:
+        """Whether the script requests resources with `select` or `place`, which Torque does not have."""
+        return any(name in ("select", "place") for _, name, _ in self.script.resources())
+
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of the script's directives, or NO_SCHEDULER if it has none."""

@@ -73,7 +73,6 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
-_SOURCE_ACTIVATE = re.compile(r"(?m)^[ \t]*(?:source|\.)\s+(?:\S*/)?activate\s")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
@@ -105,11 +104,13 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         name = match[1] if match else ""
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
-            has_other = _PATH_OF_ENV.search(script.text) or _SOURCE_ACTIVATE.search(script.text)
-            has_name = (
-                in_task or len(command.argv) > 2
-            )  # without one, base is activated, which is rarely needed
-            is_sure = in_task or (is_used and has_name and not has_other)
+            following = script.commands[index + 1 :]
+            has_other = _PATH_OF_ENV.search(script.text) or any(
+                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in following
+            )
+            # Without a name, it activates base, which a module that is loaded afterwards replaces.
+            is_replaced = len(command.argv) < 3 and any(c.name in ("module", "ml") for c in following)
+            is_sure = in_task or (is_used and not is_replaced and not has_other)
             what = f"a batch script does not read .bashrc, so {name} activate fails"
             if subject.scheduler.reader.starts_login_shell and not in_task:
                 is_sure = False  # of the startup files of a login shell, some read .bashrc
@@ -259,14 +260,16 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             continue
         is_sudo = match[0].strip() == "sudo"
         # For a program of the site, and on machines where the author is root, it needs no password.
-        if is_sudo and (num_sudo > 1 or any(word.startswith("/") for word in command.argv[1:2])):
+        of_site = any(re.match(r"/(?!s?bin/|usr/s?bin/)", word) for word in command.argv[1:2])
+        if is_sudo and (num_sudo > 1 or of_site):
             continue
-        unless = ", unless it needs no password" if is_sudo else ""
         yield Problem(
             command.line,
             "salloc requests a second allocation, and its shell ends at once"
             if match[0].strip() == "salloc"
-            else f"{shown(match[0])} needs a terminal{unless}, and a batch job has none",
+            else "sudo asks for a password, unless it is configured without one, and a job has no terminal"
+            if is_sudo
+            else f"{shown(match[0])} needs a terminal, and a batch job has none",
             "omit the option for a terminal"
             if re.match("docker|podman", match[0])
             else "make sure that it needs no password on the nodes of jobs"

@@ -61,9 +61,10 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if is_ignored and max(devices) >= len(devices):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
-        ranks, first = max(((_ranks_of(s), s.command.line) for s in starts(subject)), default=(0, 0))
+        others = [s for s in starts(subject) if "--num-gpus" not in s.options_of("deepspeed")]
+        ranks, first = max(((_ranks_of(s), s.command.line) for s in others), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
-        if ranks > len(devices) and is_for_this and not is_ignored:
+        if ranks > len(devices) and is_for_this:
             what = (
                 f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
                 f"the {ranks} ranks of a node that line {first} starts"

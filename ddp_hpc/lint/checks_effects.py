@@ -31,7 +31,7 @@ LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their me
 ^set\s+(?:-\w+\s+){,3}-(?:\w*u|o\s+nounset\b)(?:(?!^[ \t]*set\s+\+|#!/)[^\0]){,3000}?
       ^[ \t]*(?:conda|mamba|micromamba|source)\s+activate\s
     @ with set -u, an unset variable in the activation of a package ends the job @ write set -u after it
-^(?:conda\s+activate\s+\S|(?:source|\.)\s+\S*\bactivate\b)(?:(?!^(?:conda|source|\.|deactivate|else|module\s+unload)\s)[\s\S]){,3000}?
+^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.|deactivate|else)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
     @ the Python of this module comes before that of the environment @ load modules before the environment
 BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
@@ -42,9 +42,6 @@ BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
 LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_ @ the GPUs of each task begin with 0 @ remove it
 BEGINsrun\s[^&]{,400}?_rank[= ]0\b[^&]{,99}?\n\s*srun\s[^&]{,99}?_rank[= ]1\b
     @ the first node waits for this one, which starts only after it @ write & at the end of each, and wait
-LINEsrun\s(?:(?!--overlap)[^\n&]|\\\n){,300}?-w\s+(?P<node>"?\$\S+)\s(?:[^\n&]|\\\n){,300}?--block[^\n&]*&
-      (?!\s*wait)[\s\S]{,3000}?\n\s*srun\s(?:(?!--overlap)[^\n&]|\\\n){,300}?-w\s+(?P=node)\s(?!(?:[^\n]|\\\n)*--overlap)
-    @ this waits until the step in the background, which has all CPUs of the node, ends @ write srun --overlap
 LINEtorchrun\s[^#]{,400}?\s--local[-_]rank[= ]\d @ all ranks get this @ omit it
 ^(?=[^#\n]*\s--?\w)[^#\n]*[^\s&|;({\\][ \t]+\\\n[ \t]*(?:wait|exit|date|deactivate|echo|done|fi)\b
     @ the backslash makes these words arguments of the command before @ remove it

@@ -98,12 +98,16 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
 
 
 def _matters(subject: Subject, name: str, line: int) -> bool:
-    """Returns whether a variable for the search for errors can slow the job down, and is not explained."""
+    """Returns whether a value has an effect: two variables only slow jobs with GPUs down.
+
+    They are not reported if a comment explains them.
+    """
     if name not in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING"):
         return True
     before, own = subject.script.lines[max(0, line - 2)], subject.script.lines[line - 1]
     is_explained = re.match(r"[ \t]*#(?!SBATCH|PBS|!)", before) or re.search(r"\s#", own)
-    return requests_gpus(subject) and not is_explained and not (name[0] == "N" and subject.gpus_per_node == 1)
+    has_gpus = requests_gpus(subject) or "gpu" in (subject.script.value("--partition", "-q") or "").lower()
+    return has_gpus and not is_explained and not (name[0] == "N" and subject.gpus_per_node == 1)
 
 
 def _meant(script: Script, name: str) -> str:

@@ -20,6 +20,7 @@ from ddp_hpc.lint.placeholders import (
 )
 from ddp_hpc.lint.template_files import is_submitted_with
 from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
@@ -168,7 +169,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]
         # Without a node list, the job runs on other nodes; many users disable it. Defaults change nothing.
-        is_harmless = flags <= {"--nodelist"}
+        is_harmless = script.scheduler and flags <= {"--nodelist"}
         is_unsure = may_be_disabled or is_wrong or is_harmless
         yield Problem(number, what, remedy, "note" if is_unsure else None)
 
@@ -225,10 +226,12 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             # A block of directives that all scripts share is often overridden on purpose in these ways.
             is_narrowed = set(value.split(",")) < set(seen[name].split(","))
-            refined = rf"(?:gpu:)?[A-Za-z][\w.-]*:{re.escape(seen[name].removeprefix('gpu:'))}"
-            is_refined = re.fullmatch(refined, value) is not None
-            numbers = [int(one) for one in (seen[name], value) if one.isdecimal()]
-            is_more = len(numbers) > 1 and numbers[0] < numbers[1]
+            prefix = "gpu:" if seen[name].startswith("gpu:") else ""
+            has_gpus = prefix or name.startswith("--gpus")
+            refined = rf"{prefix}[A-Za-z][\w.-]*:{re.escape(seen[name].removeprefix('gpu:'))}"
+            is_refined = has_gpus and re.fullmatch(refined, value) is not None
+            first, second = whole_number(seen[name]), whole_number(value)
+            is_more = first is not None and second is not None and first < second
             remedy = _joined(name, seen[name], value)
             is_log = name in subject.scheduler.reader.log_flags and remedy.startswith("remove")
             is_meant = is_narrowed or is_refined or is_log or name in ("--array", "--job-name", "-N")
@@ -266,9 +269,8 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
-            # The qsub of Torque accepts such names.
-            is_name = d.flag == "-N" and re.search(r"PBS_ARRAYID|\bnodes=\w+:ppn=", subject.script.text)
-            yield Problem(d.line, what, _instead_of_variable(d), "warning" if is_name else None)
+            may_be_accepted = d.flag == "-N" and not subject.selects  # by Torque
+            yield Problem(d.line, what, _instead_of_variable(d), "warning" if may_be_accepted else None)
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
@@ -292,13 +294,11 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, "use patterns only in --output and --error", "note")
         elif mark := marked_placeholder(d.value):
             may_expand = is_log and reader.expands_log_variables
-            # Torque replaces these, but OpenPBS, the scheduler with select, does not.
-            is_literal = any(name == "select" for _, name, _ in subject.script.resources())
-            if may_expand and re.search(
-                rf"\$\{{?(?:{'' if is_literal else 'PBS_|'}HOME|USER|LOGNAME)|\^", d.value
-            ):
+            # Torque replaces these, but OpenPBS does not.
+            of_pbs = "" if subject.selects else "PBS_|"
+            if may_expand and re.search(rf"\$\{{?(?:{of_pbs}HOME|USER|LOGNAME)|\^", d.value):
                 continue
-            if may_expand and is_literal and "$PBS_" in d.value.replace("{", ""):
+            if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
                 what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
                 remedy = "give only a directory, as the default name of the log contains the job ID"
             elif mark[0] in "$%":

@@ -81,6 +81,28 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         remedy = "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G"
         yield Problem(in_background[0].line, what, remedy)
     yield from _share_memory(subject)
+    yield from _beside_a_server(subject)
+
+
+def _beside_a_server(subject: Subject) -> Iterator[Problem]:
+    """Yields a job step on the node of a server of Ray, which runs in the background with all CPUs."""
+    servers: set[str] = set()  # the nodes that they have
+    for command, depth in with_depth(subject.script.commands):
+        node = command.option("-w", "--nodelist") if command.name == "srun" else None
+        has_part = re.search(r"--(?:overlap|exact|mem)|\s-c", command.text)
+        if command.name in ("wait", "kill") or depth:
+            servers.clear()
+        elif (
+            node
+            and not has_part
+            and command.ends == "&"
+            and re.search(r"(?s)ray start .*--block", command.text)
+        ):
+            servers.add(node)
+        elif node in servers and not has_part and command.ends == "\n":
+            what = "this waits until the step in the background, which has all CPUs of the node, ends"
+            yield Problem(command.line, what, "write srun --overlap")
+            return
 
 
 def _share_memory(subject: Subject) -> Iterator[Problem]:

@@ -26,20 +26,25 @@ _WORKS = re.compile(
 def _not_shown(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     commands = [command for command in script.commands if command.argv]
+    is_old = re.search(r"conda\d?/4\.[0-8]\b", script.text)
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
         keeps = keeps and not re.search(r"python\S*\s+(?:--version|-V)\b", command.text)
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"
-            is_old = re.search(r"conda\w*/4\.[0-8]\b", script.text)  # it came with 4.9
             remedy = "add --no-capture-output after conda run"
+            remedy += ", which conda has since 4.9" if is_old else ""
             yield Problem(command.line, what, remedy, "note" if is_old else None)
+    last = max((c.line for c in commands if not IS_LIGHT.fullmatch(c.name)), default=0)
     loads = [c for c in commands if re.match(r"(?:module|ml)\s+(?:load|add)\s", c.text)]
     for command in commands:
         lost = loads if loads and loads[-1].line < command.line else []
-        is_last = all(IS_LIGHT.fullmatch(c.name) for c in commands if c.line > command.line)
-        if lost and not is_last and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text):
+        if (
+            lost
+            and command.line < last
+            and re.fullmatch(r"(?:module|ml)\s+(?:--force\s+)?purge\s*", command.text)
+        ):
             what = f"module purge unloads what line {lost[0].line} has loaded"
             yield Problem(command.line, what, "write it before the first module load", "note")
             break
@@ -76,7 +81,9 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     last = max((c.line for c in (works if ends_at_errors else submits)), default=0)
     for before, command in pairwise(commands):
         is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT + _SUBMITS
-        compresses = command.name in _COMPRESSES and ends_at_errors
+        # With -d, they fail if they get nothing, and grep fails if nothing matches.
+        compresses = command.name in _COMPRESSES and not re.search(r"\s-\w*d|\s--de", command.text)
+        compresses = compresses and bool(ends_at_errors) and not before.name.endswith("grep")
         if not (command.name == "tee" or compresses) or command.ends not in ("\n", ";"):
             continue
         if not is_program or command.line >= last:

@@ -13,9 +13,9 @@ from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
+# What csh, or an old sh, does not know.
+_NOT_FOR_ALL_SHELLS = re.compile(r"(?m)^[ \t]*(?:export|source|function|declare|module)\b|\[\[|&>|=\(|\w\(\)")
 # Options of qsub(1B), and -P and -G, which some sites add.
-# Commands that only some shells know.
-_NEEDS_BASH = re.compile(r"(?m)^[ \t]*(?:export|source|function|declare|module)\b|\[\[|&>|=\(|\w\(\)")
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
 # Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
 _OF_TORQUE = frozenset("bdDEFnTtwx")
@@ -70,7 +70,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
         return
-    if not script.read() or not _NEEDS_BASH.search(script.text):
+    if not script.read() or not _NOT_FOR_ALL_SHELLS.search(script.text):
         return  # the file may be none for qsub, or any shell can run it
     before = script.lines[1 : script.commands[0].line - 1]
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
@@ -105,7 +105,7 @@ def _is_for_openpbs(subject: Subject) -> bool:
     """
     if subject.site is not None and SCHEDULERS[subject.site.scheduler] is subject.scheduler:
         return True
-    return any(name in ("select", "place") for _, name, _ in subject.script.resources())
+    return subject.selects
 
 
 def _options_of_torque(subject: Subject) -> list[Directive]:

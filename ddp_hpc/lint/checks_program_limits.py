@@ -20,8 +20,8 @@ _THREADS = re.compile(
     r"(?:samtools -@|(?:bwa|bwa-mem2|minimap2|spades\.py|flye) -t|(?:bowtie2|hisat2|pigz) -p|fastp -w|"
     r"trinity --CPU|\S+ --?(?:num-?threads?|n?threads?|cpus?|num-cpus|ncpus|n-?cores|runThreadN))(\d*)"
 )
-# Programs whose numbers are those of other jobs or other machines.
 _MOST_THREADS = {"fastp": 16}  # it uses no more, and says so
+# Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
 # Programs with one thread by default, what must follow them, and their options for the number of threads.
 ONE_THREAD = {
@@ -91,7 +91,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, f"add -ntmpi {gpus}", "note")
         for option, threads in threads_of(start) if cpus else ():
             if threads > cpus:
-                what = f"{plain(option)} tells the program to use {threads} threads, and the job has"
+                what = f"with {plain(option)}, the program uses {threads} threads, and the job has"
                 # A core may have two hardware threads, and Torque may not keep programs on their cores.
                 severity: Severity | None = "note" if threads <= 2 * cpus or of_torque else None
                 yield Problem(

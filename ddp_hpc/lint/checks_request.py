@@ -82,7 +82,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, f"write {int(text) // 3600}:00:00 if these are seconds", "note")
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and (says_hours or _may_be_hours(text, comment)):
         what = f"the two fields of walltime {text} are minutes and seconds"
-        remedy = f"write {text}:00 if these are hours and minutes, or 00:{text.zfill(5)}"
+        in_minutes = ":".join(f"{int(field):02}" for field in ("0", *text.split(":")))
+        remedy = f"write {text}:00 if these are hours and minutes, or {in_minutes}"
         is_sure = says_hours or text.partition(":")[0] in _USUAL_HOURS[1:]
         yield Problem(line, what, remedy, None if is_sure else "note")
 
@@ -117,6 +118,6 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             is_small |= "per-cpu" in name and number >= 100
             read = counted(number, unit.removesuffix("s"))
             what = f"{subject.scheduler.title} reads {plain(name)}={number} as {read}"
-            meant = f"{number}gb, or {number}mb" if number < limit else "8gb"
+            meant = f"{number}gb or {number}mb" if number < limit else "8gb"
             remedy = f"write the unit that you mean, such as {plain(name)}={meant}"
             yield Problem(line, what, remedy, "note" if is_small else None)

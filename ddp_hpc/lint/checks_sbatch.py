@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
-from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
+from ddp_hpc.lint.log_directories import created_directories, directory_of, exists_near, missing_directory
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import stands_for_value
@@ -54,6 +54,9 @@ _INSTEAD |= re.findall(
 _TAKEN = re.compile("--?[A-Za-z]")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
+# Options that take a number or a size.
+_OF_NUMBER = re.compile("--(?:ntasks|cpus|mem|array|gpus)")
+_NUMBERS = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 # The beginning of a script, and of a first line that should be one.
 _BEGINS = re.compile(r"#!|#SBATCH\b")
@@ -73,7 +76,7 @@ def _options(subject: Subject) -> Iterator[Directive]:
     for d in subject.script.read():
         if d.line not in subject.placeholder_lines and d.line != cut:
             yield d
-        if d.flag not in _NAMES_OF_JOBS and re.search(r"\$\([^)]*$", d.value):
+        if d.flag in _NUMBERS and re.search(r"\$\([^)]*$", d.value):
             cut = d.line
 
 
@@ -189,11 +192,13 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = long or f"write {d.flag}{plain(d.value)}"
                 yield Problem(d.line, what, remedy, None if d.flag in _NAMED else "warning")
         elif expected := expected_value(d.flag, d.value, version):
-            is_name = d.flag == "--nodes" and re.match("[A-Za-z_]{4}", d.value)
+            # qsub -N is the name of a job.
+            is_of_job = d.written.startswith("-N") and re.fullmatch(r"[A-Za-z_][\w.-]{3,}", d.value)
             remedy = long or f"write {expected}; " + (
-                "the name of a job is -J" if is_name else "see sbatch(1)"
+                "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
-            severity: Severity | None = "note" if d.flag != "--nodes" and stands_for_value(d.value) else None
+            may_be_filled_in = _OF_NUMBER.match(d.flag) and stands_for_value(d.value)
+            severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
             what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
@@ -208,8 +213,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
             # A usage, or a script that submits itself, shows options that sbatch gets on the command line.
             options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
+            itself = r"\$\{?0" + (rf"|{re.escape(subject.path.name)}" if subject.path else "")
             is_shown = re.search(
-                rf"(?m)^[ \t]*#?.{{,200}}\bsbatch\s.{{,200}}(?:{options})", subject.script.text
+                rf"(?m)^(?:[ \t]*#|(?=.*(?:{itself}))).{{,200}}\bsbatch\s.{{,200}}(?:{options})",
+                subject.script.text,
             )
             severity: Severity | None = "note" if is_shown else None
             yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)
@@ -304,9 +311,9 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     for d in (one for one in script.read() if one.flag in ("--output", "--error")):
         remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"
         directory = directory_of(d.value)
-        # Where the script is stored, the directory may exist, as in a repository.
-        stored = subject.path.absolute().parents[:4] if subject.path else ()
-        if subject.template or any((parent / directory).is_dir() for parent in stored):
+        # It may be submitted from a directory above the one where it is stored, as in a repository.
+        is_near = subject.path and not subject.directory and exists_near(subject.path, directory)
+        if subject.template or is_near:
             continue
         if line := created.get(directory):
             what = f"{before}Slurm opens this log before line {line} creates its directory, so the job fails"

@@ -130,8 +130,6 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
     @ a program counts the GPUs that it sees from 0 @ write 0, or omit it @ note
 <ANY>\baccelerate\s+launch\s[^#]*--mixed[-_]precision[= ](?!["']?(?:no|fp16|bf16|fp8)\b|\S*\$)
     @ accelerate knows no, fp16, bf16 and fp8 @ write one of them @ note
-<ANY>\bdeepspeed\s[^#]*--include[= ]\S*\$\{?CUDA_VISIBLE_DEVICES
-    @ deepspeed counts the visible GPUs from 0, and these may be other numbers @ use --num_gpus @ note
 <ANY>\bdeepspeed\s[^#]*--launcher[= ](?!(?i:["']?(?:pdsh|openmpi|mpich|mvapich|impi|slurm)\b)|\S*\$)
     @ DeepSpeed has no such launcher @ use pdsh, slurm, openmpi, mpich, mvapich or impi @ note
 <ANY>(?<!\S)(?:/bin/)?(?:ba|z)?sh\s+-l?c\s+[\w./-]+\s+[^\s;&|<>)]

@@ -95,14 +95,13 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     is_whole |= subject.script.sets("CUDA_VISIBLE_DEVICES")
     is_other = "," in (subject.script.value("--partition") or "") or _OF_WORKFLOWS.search(subject.script.text)
     if (has_gpus or names_gpu) and not (is_whole or is_other or _asks_for_gpus(subject.script)):
-        of_chunks = any(name == "select" for _, name, _ in subject.script.resources())
-        of_pbs = ":ngpus=NUMBER to chunks" if of_chunks else ":gpus=NUMBER to nodes"
+        of_pbs = ":ngpus=NUMBER to chunks" if subject.selects else ":gpus=NUMBER to nodes"
         option = of_pbs if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
         place = "partition" if has_gpus else "kind of node"
         flags = ("--partition", "-q") if has_gpus else ("--constraint",)
         what, remedy = (
             f"the name of this {place} suggests GPUs, and the job requests none",
-            f"add {option}, or use a {place} without GPUs, unless the job has whole nodes",
+            f"unless the job has whole nodes, add {option}, or use a {place} without GPUs",
         )
         yield Problem(subject.line_of(*flags), what, remedy, "note")
     if subject.site is None or own is None:

@@ -51,10 +51,12 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if not trains_with_torch(subject):
         return
-    steps = _steps_with_ranks(subject)
+    if subject.script.value("--gpus-per-task") is not None:
+        return  # it binds the GPUs, too
+    steps = [step for step in _steps_with_ranks(subject) if step.option("--gpus-per-task") is None]
     options = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
     options += [(c.line, c.option("--gpu-bind") or "") for c in steps]
-    for line, value in options if "--gpus-per-task" not in subject.script.text else ():  # it binds, too
+    for line, value in options:
         if _HIDES_PEERS.fullmatch(value):
             what = (
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
@@ -226,9 +228,7 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
 
 
 def _kills_on_bad_exit(step: Command) -> bool:
-    return step.option("--kill-on-bad-exit") is not None or any(
-        re.fullmatch(r"-[a-zA-Z]*K[01]?|--kill-on-bad-exit", word) for word in step.own_words
-    )
+    return any(re.fullmatch(r"-[a-zA-Z]*K1?|--kill-on-bad-exit(?:=1)?", word) for word in step.own_words)
 
 
 @check("SLURM024", "error", "GPUs of a job step with --gres and --gpus-per-node")

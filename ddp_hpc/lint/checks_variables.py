@@ -213,13 +213,18 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
 
 
 def _is_only_shown(script: Script, line: int) -> bool:
-    """Returns whether the command in a line only sets variables that no other command reads but echo."""
-    commands = [command for command in script.commands if command.line == line]
+    """Returns whether a line only sets variables of this script, which nothing reads but messages."""
     own = {name for number, name, _ in script.assignments if number == line}
-    if not own or any(command.argv for command in commands):
+    known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
+    if not own or known or re.search(r"set -\w*a|\$\{!", script.text):
         return False
-    others = [c for c in script.commands if c.line != line and c.name not in ("echo", "printf")]
-    return not any(own.intersection(_expanded(command.text)) for command in others)
+    if any(command.argv for command in script.commands if command.line == line):
+        return False
+    uses = re.compile(rf"\b(?:{'|'.join(own)})\b")
+    lines = (
+        text for number, text in enumerate(script.lines, start=1) if number != line and uses.search(text)
+    )
+    return all(re.match(r"\s*(?:#|(?:echo|printf)\b[^|>&]*$)", text) for text in lines)
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
@@ -238,9 +243,12 @@ def _read_variables(subject: Subject) -> dict[str, int]:
             is_number = re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text)
             known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
-        is_later = command.launched[1:2] == ("-c",) or command.name == "trap"
-        in_tasks = single_quoted(text) if is_later else ""
+        in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
         of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
+        if command.name == "trap":
+            of_tasks = [
+                n for n in _expanded(single_quoted(text)) if n.endswith("_") and _OF_SCHEDULERS.match(n)
+            ]
         if command.name.startswith("mpi"):  # it sets these for its ranks
             of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]
         # Without a list, scontrol takes that of the job.

@@ -35,6 +35,16 @@ def missing_directory(path: str, start: Path | None) -> str:
     return str(written) if is_here else ""
 
 
+def exists_near(path: Path, directory: str) -> bool:
+    """Returns whether a relative directory exists beside a script, or in one of three directories above."""
+    if Path(directory).is_absolute():
+        return False
+    try:
+        return any((parent / directory).is_dir() for parent in path.absolute().parents[:4])
+    except OSError:  # an unreadable parent directory, or a name that is too long
+        return False
+
+
 def created_directories(script: Script) -> dict[str, int]:
     """Maps each directory that the job creates with mkdir to the number of its line.
 

@@ -40,9 +40,10 @@ _FOR_NUMBER = re.compile(
     r"-l\s+(?:\S*[,:])?(?:walltime|nodes|ncpus|mem|ppn|select)=)"
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
-# The name of a variable of a program where a number, a size or a time belongs.
+# What a program replaces where a number, a size or a time belongs: num_cores, 1-n_jobs%4, self.cores,
+# 1-==jobs==, XXXtime and xTime:00:00.
 _NAME_FOR_VALUE = re.compile(
-    r"(?<![A-Za-z])[A-Za-z]+_\w+|(?<![\w.])[a-z]+\.[a-z]+|==\w|[A-Za-z]{4,}:\d\d|X{3}[a-z]+"
+    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2})(?:%\w+)?"
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
@@ -68,7 +69,7 @@ def stands_for_number(text: str) -> bool:
 
 def stands_for_value(text: str) -> bool:
     """Returns whether a value, which is no name, looks like a variable that a program replaces."""
-    return bool(_NAME_FOR_VALUE.search(text[:_MAX_CHARS]))
+    return bool(_NAME_FOR_VALUE.fullmatch(text[:_MAX_CHARS]))
 
 
 def without_file_name_patterns(text: str) -> str:

@@ -86,7 +86,9 @@ _IS_A_SCRIPT = ("JOB001", "JOB027")
 _MAX_OF_ONE_CHECK = 20
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
+# Checks of the values in directives.
 _OF_VALUES = frozenset(("JOB008", "JOB011", "JOB017", "PBS023", "SLURM003", "SLURM015"))
+# The suffixes of files that are no job scripts, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 
 
@@ -133,9 +135,6 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
-    elif path and is_named_template(path):
-        # Its values are examples, or a program replaces them.
-        findings = [replace(one, severity="note") if one.check in _OF_VALUES else one for one in findings]
     elif _is_text(subject.script, path):
         findings = [replace(one, severity="note") for one in findings]
     elif weaker := _may_be_notes(subject.script):
@@ -144,6 +143,9 @@ def lint_script(
             replace(one, severity="note") if one.severity in weaker and one.line not in directives else one
             for one in findings
         ]
+    if path and is_named_template(path):
+        # Its values are examples, or a program replaces them.
+        findings = [replace(one, severity="note") if one.check in _OF_VALUES else one for one in findings]
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
@@ -151,9 +153,11 @@ def lint_script(
 def _is_text(script: Script, path: Path | None) -> bool:
     """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
     later = _later_shebangs(script)
-    is_one_script = script.lines[0].startswith("#!") and not later
+    # A shebang in one of the next lines is a mistake that SLURM001 reports.
+    num_shebangs = script.lines[0].startswith("#!") + len(later)
+    is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
     has_name_of_text = path is not None and (
-        not _OF_TEXTS.isdisjoint(path.suffixes) or path.name.lower().startswith("readme")
+        path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
     return (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,10 @@ from ddp_hpc.lint.placeholders import (
 _NAMED = re.compile(
     r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
+)
+# The name is, or ends with, one of these words.
+_ONLY_A_TEMPLATE = re.compile(
+    r"(?<![A-Za-z])(?:template|skeleton|tmpl)(?:\.\w+)?$|Template(?:\.\w+)?$|\.(?:j2|jinja2?|in|mako|tpl)$",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
@@ -43,10 +47,9 @@ _OF_EITHER = re.compile(
 )
 _ALONE = re.compile(r"\s*(?:<[A-Z][A-Z0-9_]*>|_[A-Z][A-Z_]*_)\s*")
 _OF_USERS = re.compile(r"your|(?<![a-z])(?:my|insert|change|replace|fill|put|edit)(?![a-z])", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)([A-Za-z_]\w*)\}?")
 # In a template: variables that string.Template and envsubst replace, and letters such as XXX and NNN.
 _IN_TEMPLATES = re.compile(
-    rf"{_VARIABLE.pattern}"
+    r"\$\{?(?!(?:HOME|USER|SCRATCH|WORK|TMPDIR|PWD|SLURM_\w+|PBS_\w+)\b)[A-Za-z_]\w*\}?"
     r"|(?<!\$)\{[A-Za-z_]\w*\}|(?<![A-Za-z])(?P<same>[A-Z])(?P=same){2,}(?![A-Z])|(?<=[=\s:])(?:![A-Z]\w*|X|\{\d\}|%[sd])(?=$|:)|\?[A-Z]\w+\?"
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
@@ -76,10 +79,6 @@ class Template:
     has_statements: bool
 
 
-# As many variables in directives, where no scheduler replaces them, are for a program.
-_MANY_VARIABLES = 3
-
-
 def template_of(script: Script, path: Path | None) -> Template | None:
     """Returns the template in a file; None if the file is a script.
 
@@ -93,7 +92,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
         first = statements[0]
         return Template(line=first, placeholder=lines[first].strip(), lines=frozenset(), has_statements=True)
     directives = {d.line: without_comment(d.text[:_MAX_CHARS]) for d in script.read()}
-    found = list(_of_language(script, directives)) or _unset_variables(script, directives)
+    found = list(_of_language(script, directives))
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
         if not found or not (
@@ -125,14 +124,6 @@ def _of_language(script: Script, directives: dict[int, str]) -> Iterator[tuple[i
             yield command.line + command.text.count("\n", 0, match.start(1)), match[1]
 
 
-def _unset_variables(script: Script, directives: Mapping[int, str]) -> list[tuple[int, str]]:
-    """Returns the variables in directives, with their lines, if the script never sets any of several."""
-    known = {name for _, name, _ in script.assignments}
-    found = [(number, m[0], m[1]) for number, text in directives.items() for m in _VARIABLE.finditer(text)]
-    unset = {name for _, _, name in found if name not in known}
-    return [(number, text) for number, text, _ in found] if len(unset) >= _MANY_VARIABLES else []
-
-
 def _is_for_users(placeholder: str) -> bool:
     return bool(_OF_USERS.search(placeholder))
 
@@ -149,12 +140,13 @@ def _is_called(script: Script) -> bool:
 
 
 def is_named_template(path: Path) -> bool:
-    """Returns whether the name of a file or of its directory says that it is a template."""
-    return bool(_NAMED.search(path.name)) or path.parent.name.lower() in ("template", "templates")
+    """Returns whether the name of a file, or its directory, says that it is only a template."""
+    is_in_directory = path.parent.name.lower() in ("template", "templates")
+    return is_in_directory or bool(_ONLY_A_TEMPLATE.search(path.name))
 
 
 def _is_named(path: Path) -> bool:
-    return is_named_template(path) or any(
+    return bool(_NAMED.search(path.name)) or any(
         _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
     )
 

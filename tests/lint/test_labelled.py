@@ -126,7 +126,7 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
         (S + "#SBATCH -e $1.%J.err\n", "does not replace $1 in --error"),
         (S + "#SBATCH -J a<name>\n", "'<name>' in --job-name"),
-        (S + "sudo ./x\n", "'sudo' needs a terminal, unless it needs no password,"),
+        (S + "sudo ./x\n", "sudo asks for a password, unless it is configured without one,"),
     ],
 )
 def test_a_finding_names_what_is_written(text: str, said: str) -> None:
