@@ -40,7 +40,7 @@ _SEVERITIES = ("error", "warning", "note")
     type=click.Choice(_SEVERITIES),
     default=_SEVERITIES[-1],
     show_default=True,
-    help="Print only findings of this severity, and worse ones.",
+    help="Print only findings of this severity or worse.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
@@ -94,7 +94,10 @@ def command(
     elif not findings:
         # Standard output contains only findings.
         click.echo(
-            "no problems found" if severity == "note" else f"no {' or '.join(printed)} found", err=True
+            "no problems found"
+            if severity == "note"
+            else f"no {' or '.join(f'{one}s' for one in printed)} found",
+            err=True,
         )
     else:
         for path, finding in findings:

@@ -72,7 +72,7 @@ class Subject:
         return template_of(self.script, self.path)
 
     @cached_property
-    def selects(self) -> bool:
+    def uses_chunks(self) -> bool:
         """Whether the script requests resources with `select` or `place`, which Torque does not have."""
         return any(name in ("select", "place") for _, name, _ in self.script.resources())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
@@ -73,6 +73,7 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
+_LOADS_PYTHON = re.compile(r"(?:module|ml)\s[^#]*(?:python|conda)")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
@@ -105,11 +106,14 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             following = script.commands[index + 1 :]
+            until = list(
+                takewhile(lambda c: c.name in ("source", ".") or not _uses_environment(c), following)
+            )
             has_other = _PATH_OF_ENV.search(script.text) or any(
-                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in following
+                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in until
             )
             # Without a name, it activates base, which a module that is loaded afterwards replaces.
-            is_replaced = len(command.argv) < 3 and any(c.name in ("module", "ml") for c in following)
+            is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)
             is_sure = in_task or (is_used and not is_replaced and not has_other)
             what = f"a batch script does not read .bashrc, so {name} activate fails"
             if subject.scheduler.reader.starts_login_shell and not in_task:

@@ -89,7 +89,11 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             has_threads = near.endswith("_NUM_THREADS") and script.last_assigned("OMP_NUM_THREADS")
             yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other or has_threads else None)
         for names, values, what, remedy, *severity in _VALUES:
-            if re.fullmatch(names, name) and re.fullmatch(values, value) and _matters(subject, name, line):
+            if (
+                re.fullmatch(names, name)
+                and re.fullmatch(values, value)
+                and not _is_harmless(subject, name, line)
+            ):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)
         if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
             what = f"{plain(value)} has the numbers of the node, but most jobs see their GPUs from 0"
@@ -97,17 +101,16 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
     yield from _twice_restricted(script)
 
 
-def _matters(subject: Subject, name: str, line: int) -> bool:
-    """Returns whether a value has an effect: two variables only slow jobs with GPUs down.
-
-    They are not reported if a comment explains them.
-    """
+def _is_harmless(subject: Subject, name: str, line: int) -> bool:
+    """Returns whether a variable for the search for errors slows nothing down, or a comment explains it."""
     if name not in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING"):
-        return True
+        return False
     before, own = subject.script.lines[max(0, line - 2)], subject.script.lines[line - 1]
-    is_explained = re.match(r"[ \t]*#(?!SBATCH|PBS|!)", before) or re.search(r"\s#", own)
-    has_gpus = requests_gpus(subject) or "gpu" in (subject.script.value("--partition", "-q") or "").lower()
-    return has_gpus and not is_explained and not (name[0] == "N" and subject.gpus_per_node == 1)
+    is_explained = re.match(r"[ \t]*#[ \t]*(?!SBATCH|PBS|export)[A-Za-z]", before) or re.search(r"\s#", own)
+    directives = " ".join(d.text for d in subject.script.read())
+    has_gpus = requests_gpus(subject) or re.search(r"(?i)gpu|[avh]\d00\b", directives)
+    has_one = name == "NCCL_P2P_DISABLE" and subject.gpus_per_node == 1
+    return bool(is_explained or not has_gpus or has_one)
 
 
 def _meant(script: Script, name: str) -> str:

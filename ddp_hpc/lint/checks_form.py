@@ -37,6 +37,7 @@ _LISTS = frozenset(
 _DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
+_CHANGES_JOB = re.compile("--(?:mem|time|gres|gpus|nodes|ntasks|cpus|array|output|error)|-[lJoe]$")
 _OFTEN_DISABLED = frozenset(
     ("--account", "-A", "--partition", "-q", "--nodelist", "--exclude", "-M", "--mail-user")
 )
@@ -145,14 +146,14 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
             "note" if _flags(subject, script.lines[indented[0] - 1]) & given else None,
         )
     nearly = list(_nearly(subject))
-    num_blank = sum(bool(match[2]) for _, match, _ in nearly)
+    num_blank = sum(bool(match[2]) and not match[3].islower() for _, match, _ in nearly)
     for number, match, near in nearly:
         # To disable a directive, users add a blank or letters, or write the prefix in lowercase letters. An
         # option that another directive sets is probably disabled.
         flags = _flags(subject, match.string)
         is_usage = match[3].islower()  # such as `#   sbatch --array=1-5 \`
         # Users disable options with a blank, often several, or those without which the job runs.
-        are_disabled = num_blank > 1 and flags.isdisjoint(("--mem", "--time", "--gres", "-l"))
+        are_disabled = num_blank > 1 and not any(map(_CHANGES_JOB.match, flags))
         is_disabled = are_disabled or flags & given or flags <= _OFTEN_DISABLED
         if script.scheduler and match[2] and (is_usage or is_disabled):
             continue
@@ -231,13 +232,12 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             refined = rf"{prefix}[A-Za-z][\w.-]*:{re.escape(seen[name].removeprefix('gpu:'))}"
             is_refined = has_gpus and re.fullmatch(refined, value) is not None
             first, second = whole_number(seen[name]), whole_number(value)
-            is_more = first is not None and second is not None and first < second
+            # The first number is probably left over from another script.
+            is_more = name == "--cpus-per-task" and first and second and first < second
             remedy = _joined(name, seen[name], value)
-            is_log = name in subject.scheduler.reader.log_flags and remedy.startswith("remove")
+            is_log = name in subject.scheduler.reader.log_flags and not re.search(r"err\b", value)
             is_meant = is_narrowed or is_refined or is_log or name in ("--array", "--job-name", "-N")
-            # The first one is probably left over from another script.
-            is_meant |= is_more and not name.startswith("-l ")
-            yield Problem(line, what, remedy, "note" if is_meant else None)
+            yield Problem(line, what, remedy, "note" if is_meant or is_more else None)
         seen[name] = value
 
 
@@ -269,7 +269,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
-            may_be_accepted = d.flag == "-N" and not subject.selects  # by Torque
+            may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             yield Problem(d.line, what, _instead_of_variable(d), "warning" if may_be_accepted else None)
 
 
@@ -295,8 +295,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         elif mark := marked_placeholder(d.value):
             may_expand = is_log and reader.expands_log_variables
             # Torque replaces these, but OpenPBS does not.
-            of_pbs = "" if subject.selects else "PBS_|"
-            if may_expand and re.search(rf"\$\{{?(?:{of_pbs}HOME|USER|LOGNAME)|\^", d.value):
+            of_pbs = "" if subject.uses_chunks else "PBS_|"
+            if may_expand and re.search(rf"\$\{{?(?:{of_pbs}(?:HOME|USER|LOGNAME)\\b)|\^", d.value):
                 continue
             if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
                 what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"

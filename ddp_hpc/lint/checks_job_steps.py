@@ -86,10 +86,11 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
 
 def _beside_a_server(subject: Subject) -> Iterator[Problem]:
     """Yields a job step on the node of a server of Ray, which runs in the background with all CPUs."""
-    servers: set[str] = set()  # the nodes that they have
+    servers: dict[str, int] = {}  # the nodes that they have, and their lines
     for command, depth in with_depth(subject.script.commands):
+        own = " ".join(command.own_words)
         node = command.option("-w", "--nodelist") if command.name == "srun" else None
-        has_part = re.search(r"--(?:overlap|exact|mem)|\s-c", command.text)
+        has_part = re.search(r"--(?:overlap|exact|exclusive|mem|cpus|jobid)|(?:^|\s)-c", own)
         if command.name in ("wait", "kill") or depth:
             servers.clear()
         elif (
@@ -98,8 +99,11 @@ def _beside_a_server(subject: Subject) -> Iterator[Problem]:
             and command.ends == "&"
             and re.search(r"(?s)ray start .*--block", command.text)
         ):
-            servers.add(node)
+            servers[node] = command.line
         elif node in servers and not has_part and command.ends == "\n":
+            names = _NAME.findall(node)
+            if any(servers[node] < line and name in names for line, name, _ in subject.script.assignments):
+                continue  # the variable may have another value now
             what = "this waits until the step in the background, which has all CPUs of the node, ends"
             yield Problem(command.line, what, "write srun --overlap")
             return
@@ -322,7 +326,7 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
 def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     given = script.value("--array")
-    found = re.fullmatch(r"(?:\d+-)?(\d+)(?:%\d+)?", given or "")
+    found = re.fullmatch(r"(?:\d+-)?(\d{1,9})(?:%\d+)?", given or "")
     last = int(found[1]) if found else -1
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):

@@ -227,9 +227,10 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
-        may_have_slots = mpi_of(subject) in ("Open MPI", "")
-        has_slot = may_have_slots and not per_node and _has_one_slot(subject, command)
-        if total and has_slot and (cpus or 1) >= total > 1:
+        is_one_slot = not per_node and _has_one_slot(subject, command) and (cpus or 1) >= (total or 0) > 1
+        if is_one_slot and mpi_of(subject) not in ("Open MPI", ""):
+            continue  # other MPIs start as many ranks as they are told
+        if is_one_slot:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
             remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
             yield Problem(command.line, what, remedy, None if mpi_of(subject) == "Open MPI" else "note")

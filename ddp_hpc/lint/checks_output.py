@@ -74,16 +74,20 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
 def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
     """Yields a program whose failure would end the script, or submit no other job, without `| tee`."""
     text = subject.script.text
-    ends_at_errors = _ENDS_AT_ERRORS.search(text) and "set +e" not in text
+    found = _ENDS_AT_ERRORS.search(text) if "set +e" not in text else None
+    set_line = text.count("\n", 0, found.end()) + 1 if found else 0
+    ends_at_errors = found is not None
     works = [c for c in commands if c.name not in _WRITES_TEXT and not _ENDS.fullmatch(c.name)]
     submits = [c for c in works if c.name in _SUBMITS]
     # The last command that would still run, which is in a later line.
     last = max((c.line for c in (works if ends_at_errors else submits)), default=0)
     for before, command in pairwise(commands):
         is_program = before.ends in ("|", "|&") and before.name not in _WRITES_TEXT + _SUBMITS
+        is_tested = before.words[0] in ("if", "elif", "while", "until", "!")
         # With -d, they fail if they get nothing, and grep fails if nothing matches.
-        compresses = command.name in _COMPRESSES and not re.search(r"\s-\w*d|\s--de", command.text)
-        compresses = compresses and bool(ends_at_errors) and not before.name.endswith("grep")
+        is_harmless = re.search(r"\s-\w*d|\s--de", command.text) or before.name.endswith("grep")
+        compresses = command.name in _COMPRESSES and 0 < set_line < command.line
+        compresses = compresses and not (is_tested or is_harmless)
         if not (command.name == "tee" or compresses) or command.ends not in ("\n", ";"):
             continue
         if not is_program or command.line >= last:

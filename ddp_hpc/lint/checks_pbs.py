@@ -13,8 +13,6 @@ from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# What csh, or an old sh, does not know.
-_NOT_FOR_ALL_SHELLS = re.compile(r"(?m)^[ \t]*(?:export|source|function|declare|module)\b|\[\[|&>|=\(|\w\(\)")
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
 # Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
@@ -70,8 +68,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not script.commands or script.lines[0].startswith("#!") or script.value("-S") is not None:
         return
-    if not script.read() or not _NOT_FOR_ALL_SHELLS.search(script.text):
-        return  # the file may be none for qsub, or any shell can run it
+    if not script.read():
+        return  # the file may be none for qsub
     before = script.lines[1 : script.commands[0].line - 1]
     late = next((n for n, line in enumerate(before, start=2) if re.match(r"#![ \t]*/", line)), None)
     cause = f"the shebang in line {late} is a comment" if late else "the script has no shebang"
@@ -105,7 +103,7 @@ def _is_for_openpbs(subject: Subject) -> bool:
     """
     if subject.site is not None and SCHEDULERS[subject.site.scheduler] is subject.scheduler:
         return True
-    return subject.selects
+    return subject.uses_chunks
 
 
 def _options_of_torque(subject: Subject) -> list[Directive]:
@@ -121,7 +119,7 @@ def _is_for_torque(subject: Subject) -> bool:
     names = {name for _, name, _ in subject.script.resources()}
     of_moab = any(d.flag == "-W" and d.value.startswith("x=") for d in subject.script.read())
     is_variable = re.search(r"\bPBS_(?:ARRAYID|NUM_PPN|NUM_NODES|NP|GPUFILE)\b", subject.script.text)
-    return bool(_options_of_torque(subject) or of_moab or is_variable or names & {"pvmem", "procs", "gpus"})
+    return bool(_options_of_torque(subject) or of_moab or is_variable or names & {"procs", "gpus"})
 
 
 @check("PBS003", "error", "an option that qsub does not have")

@@ -54,10 +54,10 @@ _INSTEAD |= re.findall(
 _TAKEN = re.compile("--?[A-Za-z]")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
-# Options that take a number or a size.
-_OF_NUMBER = re.compile("--(?:ntasks|cpus|mem|array|gpus)")
-_NUMBERS = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
+# With a variable in one of these, JOB008 reports the line.
+_CANNOT_BE_TEXT = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
+_TAKES_NUMBER = re.compile("--(?:nodes|ntasks|cpus-per|mem$|mem-per|array|gpus)")
 # The beginning of a script, and of a first line that should be one.
 _BEGINS = re.compile(r"#!|#SBATCH\b")
 _DAMAGED = re.compile(
@@ -76,7 +76,7 @@ def _options(subject: Subject) -> Iterator[Directive]:
     for d in subject.script.read():
         if d.line not in subject.placeholder_lines and d.line != cut:
             yield d
-        if d.flag in _NUMBERS and re.search(r"\$\([^)]*$", d.value):
+        if d.flag in _CANNOT_BE_TEXT and "$(" in d.value and ")" not in d.value.rpartition("$(")[2]:
             cut = d.line
 
 
@@ -197,7 +197,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             remedy = long or f"write {expected}; " + (
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
-            may_be_filled_in = _OF_NUMBER.match(d.flag) and stands_for_value(d.value)
+            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and not is_of_job and stands_for_value(d.value)
             severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
@@ -213,10 +213,11 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
             # A usage, or a script that submits itself, shows options that sbatch gets on the command line.
             options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
-            itself = r"\$\{?0" + (rf"|{re.escape(subject.path.name)}" if subject.path else "")
+            gives = rf"\bsbatch\s.{{,200}}(?:{options})"
+            name = rf"|(?:\S*/)?{re.escape(subject.path.name)}" if subject.path else ""
+            itself = rf"\s[\"']?(?:\$\{{?0\}}?{name})(?=[\"'\s]|$)"
             is_shown = re.search(
-                rf"(?m)^(?:[ \t]*#|(?=.*(?:{itself}))).{{,200}}\bsbatch\s.{{,200}}(?:{options})",
-                subject.script.text,
+                rf"(?m)^(?:[ \t]*#.{{,200}}{gives}|.{{,200}}{gives}.{{,200}}{itself})", subject.script.text
             )
             severity: Severity | None = "note" if is_shown else None
             yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)

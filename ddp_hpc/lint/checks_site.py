@@ -23,7 +23,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MODEL = re.compile(
     r"(?i)(?<![a-z0-9])(?:titan\w*|[rg]tx\w*|tesla\w*|[vpah]100\w*|h200|k[248]0m?|p40|t4|a[1345]0|l40s?|mi\d{3}\w*)(?![a-z0-9])"
 )
-_OF_WORKFLOWS = re.compile(r"(?m)^[^#\n]*\b(?:snakemake|nextflow|cromwell|miniwdl)\b")
+_WORKFLOWS = ("snakemake", "nextflow", "cromwell", "miniwdl")
 _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -89,20 +89,20 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     model = _MODEL.search(subject.script.value("--constraint") or "")
     names_gpu = model and subject.script.value("--gres") is None
     is_whole = subject.known_site is not None or subject.script.value("--exclusive") is not None
-    # Other partitions of a list may have none, and the jobs of a workflow have directives of their own.
     # TACC, where directories have such numbers, gives whole nodes.
     is_whole |= re.search(r"/(?:work\d?|scratch\d?|home\d)/\d{5}/", subject.script.text) is not None
     is_whole |= subject.script.sets("CUDA_VISIBLE_DEVICES")
-    is_other = "," in (subject.script.value("--partition") or "") or _OF_WORKFLOWS.search(subject.script.text)
+    # Other partitions of a list may have none, and the jobs of a workflow have directives of their own.
+    of_workflow = any(command.name in _WORKFLOWS for command in subject.script.commands)
+    is_other = "," in (subject.script.value("--partition") or "") or of_workflow
     if (has_gpus or names_gpu) and not (is_whole or is_other or _asks_for_gpus(subject.script)):
-        of_pbs = ":ngpus=NUMBER to chunks" if subject.selects else ":gpus=NUMBER to nodes"
-        option = of_pbs if subject.scheduler.name == "pbs" else "--gpus-per-node=NUMBER"
-        place = "partition" if has_gpus else "kind of node"
+        option, kind = "--gpus-per-node=NUMBER", "partition"
+        if subject.scheduler.reader.requests_by_resources:
+            option, kind = ":ngpus=NUMBER to chunks" if subject.uses_chunks else "a request for GPUs", "queue"
         flags = ("--partition", "-q") if has_gpus else ("--constraint",)
-        what, remedy = (
-            f"the name of this {place} suggests GPUs, and the job requests none",
-            f"unless the job has whole nodes, add {option}, or use a {place} without GPUs",
-        )
+        what = f"the name of this {kind if has_gpus else 'feature'} suggests GPUs, and the job requests none"
+        without = f"a {kind} without GPUs" if has_gpus else "nodes without GPUs"
+        remedy = f"unless the job has whole nodes, add {option}, or use {without}"
         yield Problem(subject.line_of(*flags), what, remedy, "note")
     if subject.site is None or own is None:
         return
@@ -117,7 +117,7 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
 def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
         # The name of a partition or a job may contain the word "gpu" too.
-        of_moab = d.flag == "-W" and "gpu" in d.value  # -W x=GRES:gpu@1
+        of_moab = d.flag == "-W" and "GRES:gpu" in d.value  # -W x=GRES:gpu@1
         if "gpu" in d.flag or of_moab or ("gpu" in d.value and d.flag in _GPUS_IN):
             return f"{SCHEDULERS[d.scheduler].prefix} {d.text}"
     return ""

@@ -215,9 +215,9 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
 def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
     steps = subject.script.launches("srun")
-    if not (subject.has_many_tasks and trains_with_torch(subject)) or any(map(_kills_on_bad_exit, steps)):
+    if not (subject.has_many_tasks and trains_with_torch(subject)) or any(map(_sets_kill_on_bad_exit, steps)):
         return
-    if (subject.walltime_s or 3600) < 1800:
+    if "SLURM_KILL_BAD_EXIT" in subject.script.text or (subject.walltime_s or 3600) < 1800:
         return  # little can be lost
     for command in steps:
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
@@ -227,8 +227,10 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "use srun --kill-on-bad-exit=1")
 
 
-def _kills_on_bad_exit(step: Command) -> bool:
-    return any(re.fullmatch(r"-[a-zA-Z]*K1?|--kill-on-bad-exit(?:=1)?", word) for word in step.own_words)
+def _sets_kill_on_bad_exit(step: Command) -> bool:
+    return any(
+        re.fullmatch(r"-[a-zA-Z]*K[01]?|--kill-on-bad-exit(?:=[01])?", word) for word in step.own_words
+    )
 
 
 @check("SLURM024", "error", "GPUs of a job step with --gres and --gpus-per-node")

@@ -158,9 +158,11 @@ def _needs_value(script: Script, name: str) -> bool:
     A script that requests nothing may get its options on the command line.
     """
     is_value = rf"(?m)^(?![ \t]*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
-    is_number_of_tasks = name in ("SLURM_NTASKS", "SLURM_NPROCS")
+    is_number_later_names = name in ("SLURM_NTASKS", "SLURM_NPROCS")
     requests = (
-        script.value("--nodes") if is_number_of_tasks else any(_REQUESTS.match(d.flag) for d in script.read())
+        script.value("--nodes")
+        if is_number_later_names
+        else any(_REQUESTS.match(d.flag) for d in script.read())
     )
     return bool(requests and re.search(is_value, script.text))
 
@@ -216,7 +218,9 @@ def _is_only_shown(script: Script, line: int) -> bool:
     """Returns whether a line only sets variables of this script, which nothing reads but messages."""
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
-    if not own or known or re.search(r"set -\w*a|\$\{!", script.text):
+    known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
+    is_read_elsewhere = re.search(r"(?m)set -\w*a|allexport|\$\{!|^[ \t]*(?:source|\.)\s", script.text)
+    if not own or known or is_read_elsewhere:
         return False
     if any(command.argv for command in script.commands if command.line == line):
         return False
@@ -224,7 +228,7 @@ def _is_only_shown(script: Script, line: int) -> bool:
     lines = (
         text for number, text in enumerate(script.lines, start=1) if number != line and uses.search(text)
     )
-    return all(re.match(r"\s*(?:#|(?:echo|printf)\b[^|>&]*$)", text) for text in lines)
+    return all(re.match(r"\s*(?:#|(?:echo|printf)\b[^|>&;(`]*$)", text) for text in lines)
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
@@ -244,16 +248,16 @@ def _read_variables(subject: Subject) -> dict[str, int]:
             known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
         in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
-        of_tasks = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
+        later_names = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
         if command.name == "trap":
-            of_tasks = [
+            later_names = [
                 n for n in _expanded(single_quoted(text)) if n.endswith("_") and _OF_SCHEDULERS.match(n)
             ]
         if command.name.startswith("mpi"):  # it sets these for its ranks
-            of_tasks = [name for name in of_tasks if not name.startswith(("OMPI_", "PMI"))]
+            later_names = [name for name in later_names if not name.startswith(("OMPI_", "PMI"))]
         # Without a list, scontrol takes that of the job.
         text = re.sub(r"scontrol show hostnames?\s+[^\s\"]+", "", text)
-        for name in (*_expanded(expanded_in_shell(text)), *of_tasks):
+        for name in (*_expanded(expanded_in_shell(text)), *later_names):
             read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):
             known.update(word.partition("=")[0] for word in command.words[1:])

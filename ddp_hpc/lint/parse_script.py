@@ -125,9 +125,9 @@ class Command:
         if self.name not in LAUNCH_COMMANDS:
             return ()
         for index, word in enumerate(self.argv[1:], start=1):
-            which = _WHICH.fullmatch(word)
+            which = None if self.argv[index - 1].startswith("-") else _WHICH.fullmatch(word)
             program = which[1] if which else word
-            if which or _PROGRAM.fullmatch(word):
+            if _PROGRAM.fullmatch(program):
                 return (program, *self.argv[index + 1 :])
         return ()
 

@@ -38,7 +38,7 @@ from ddp_hpc.lint import (
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Severity, Subject
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
-from ddp_hpc.lint.template_files import Template, is_named_template
+from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.detect import may_be_here
 from ddp_hpc.sites.site import Site
@@ -86,8 +86,6 @@ _IS_A_SCRIPT = ("JOB001", "JOB027")
 _MAX_OF_ONE_CHECK = 20
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
-# Checks of the values in directives.
-_OF_VALUES = frozenset(("JOB008", "JOB011", "JOB017", "PBS023", "SLURM003", "SLURM015"))
 # The suffixes of files that are no job scripts, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 
@@ -143,9 +141,6 @@ def lint_script(
             replace(one, severity="note") if one.severity in weaker and one.line not in directives else one
             for one in findings
         ]
-    if path and is_named_template(path):
-        # Its values are examples, or a program replaces them.
-        findings = [replace(one, severity="note") if one.check in _OF_VALUES else one for one in findings]
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 

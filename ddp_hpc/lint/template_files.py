@@ -22,10 +22,6 @@ _NAMED = re.compile(
     r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
 )
-# The name is, or ends with, one of these words.
-_ONLY_A_TEMPLATE = re.compile(
-    r"(?<![A-Za-z])(?:template|skeleton|tmpl)(?:\.\w+)?$|Template(?:\.\w+)?$|\.(?:j2|jinja2?|in|mako|tpl)$",
-)
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
 )
@@ -137,12 +133,6 @@ def _in_template(text: str) -> str:
 def _is_called(script: Script) -> bool:
     """Returns whether a comment at the beginning says that the file is a template."""
     return any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
-
-
-def is_named_template(path: Path) -> bool:
-    """Returns whether the name of a file, or its directory, says that it is only a template."""
-    is_in_directory = path.parent.name.lower() in ("template", "templates")
-    return is_in_directory or bool(_ONLY_A_TEMPLATE.search(path.name))
 
 
 def _is_named(path: Path) -> bool:

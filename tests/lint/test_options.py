@@ -55,8 +55,8 @@ def test_an_unknown_check_is_refused_with_a_suggestion(option: str, tmp_path: Pa
     ("severity", "expected", "message"),
     [
         ("note", ["JOB012"], ""),
-        ("warning", [], "no error or warning found\n"),
-        ("error", [], "no error found\n"),
+        ("warning", [], "no errors or warnings found\n"),
+        ("error", [], "no errors found\n"),
     ],
 )
 def test_findings_below_the_severity_are_not_printed(

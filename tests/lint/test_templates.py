@@ -138,12 +138,6 @@ def test_a_text_without_a_shebang_is_no_script(name: str, first: str, severity: 
     assert [one.severity for one in found] == [severity]
 
 
-@pytest.mark.parametrize(("name", "severity"), [("array_template.sh", "note"), ("array.sh", "error")])
-def test_a_value_in_a_file_called_a_template_is_an_example(name: str, severity: str, tmp_path: Path) -> None:
-    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --array=test\n./a\n"
-    assert found_in(text, tmp_path / name) == [("SLURM015", severity)]
-
-
 def test_a_directory_that_exists_beside_the_script_is_no_missing_log_directory(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH -o slurm/logs/a.log\nmkdir -p slurm/logs\n./a\n"
     assert found_in(text, tmp_path / "slurm" / "a.sh") == [("SLURM020", "note")]

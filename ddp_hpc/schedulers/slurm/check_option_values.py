@@ -58,7 +58,7 @@ def is_time(text: str) -> bool:
 
 def time_s(text: str) -> int | None:
     """Returns a time limit in seconds; None if it is invalid or, like 0, means no limit."""
-    if not is_time(text) or not re.search(r"[1-9]", text) or text == "-1":
+    if not is_time(text) or not re.search(r"[1-9]", text) or text == "-1" or len(text) > _MAX_CHARS:
         return None
     days, dash, rest = text.rpartition("-")
     numbers = [int(number or 0) for number in rest.split(":")]
