@@ -235,7 +235,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             # The first number is probably left over from another script.
             is_more = name == "--cpus-per-task" and first and second and first < second
             remedy = _joined(name, seen[name], value)
-            is_log = name in subject.scheduler.reader.log_flags and not re.search(r"err\b", value)
+            is_of_errors = name in ("--output", "-o") and re.search(r"err\b", value)
+            is_log = name in subject.scheduler.reader.log_flags and not is_of_errors
             is_meant = is_narrowed or is_refined or is_log or name in ("--array", "--job-name", "-N")
             yield Problem(line, what, remedy, "note" if is_meant or is_more else None)
         seen[name] = value
@@ -296,7 +297,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             may_expand = is_log and reader.expands_log_variables
             # Torque replaces these, but OpenPBS does not.
             of_pbs = "" if subject.uses_chunks else "PBS_|"
-            if may_expand and re.search(rf"\$\{{?(?:{of_pbs}(?:HOME|USER|LOGNAME)\\b)|\^", d.value):
+            if may_expand and re.search(rf"\$\{{?(?:{of_pbs}(?:HOME|USER|LOGNAME)\b)|\^", d.value):
                 continue
             if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
                 what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"

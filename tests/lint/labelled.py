@@ -1464,6 +1464,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
         RANKS + "#SBATCH --gpu-bind=closest\n##SBATCH --gpus-per-task=1\nsrun python train_torch.py\n",
     ),
     ("JOB017", True, SELECT + "#PBS -e $PBS_O_WORKDIR/err.log\n./a\n"),
+    ("JOB017", False, SELECT + "#PBS -o $HOME/a.log\n./a\n"),
     ("JOB005", True, S + "# SBATCH --array=1-9\n# SBATCH --output=a_%a.log\n./a $SLURM_ARRAY_TASK_ID\n"),
     ("RANK004", False, S + "#SBATCH -n 1 -c 8\nmodule load mpich\nmpirun -np 8 ./a\n"),
     (
