@@ -73,7 +73,7 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
-_LOADS_PYTHON = re.compile(r"(?:module|ml)\s[^#]*(?:python|conda)")
+_LOADS_PYTHON = re.compile(r"(?i)(?:module|ml)\s(?!\s*(?:unload|rm|purge))[^#]*(?:python|conda|miniforge)")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
@@ -106,11 +106,11 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
         is_used = any(map(_uses_environment, script.commands[index:])) if match else False
         if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
             following = script.commands[index + 1 :]
-            until = list(
+            before_use = list(
                 takewhile(lambda c: c.name in ("source", ".") or not _uses_environment(c), following)
             )
             has_other = _PATH_OF_ENV.search(script.text) or any(
-                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in until
+                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in before_use
             )
             # Without a name, it activates base, which a module that is loaded afterwards replaces.
             is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)

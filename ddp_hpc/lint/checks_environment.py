@@ -76,6 +76,10 @@ _OF_OTHERS = ("CCL_", "RCCL_", "HCCL_", "XCCL_")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 
 
+# A comment, but no disabled directive or command.
+_EXPLANATION = re.compile(r"[ \t]*#+[ \t'\"-]*(?!SBATCH|PBS|export|[A-Z_0-9]+=)\w")
+
+
 @check("JOB035", "warning", "an environment variable with a name or a value that nothing reads")
 def _not_read(subject: Subject) -> Iterator[Problem]:
     script = subject.script
@@ -92,7 +96,7 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             if (
                 re.fullmatch(names, name)
                 and re.fullmatch(values, value)
-                and not _is_harmless(subject, name, line)
+                and not _is_intended(subject, name, line)
             ):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)
         if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
@@ -101,14 +105,14 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
     yield from _twice_restricted(script)
 
 
-def _is_harmless(subject: Subject, name: str, line: int) -> bool:
-    """Returns whether a variable for the search for errors slows nothing down, or a comment explains it."""
+def _is_intended(subject: Subject, name: str, line: int) -> bool:
+    """Returns whether a debugging variable costs nothing in this job, or a comment explains it."""
     if name not in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING"):
         return False
     before, own = subject.script.lines[max(0, line - 2)], subject.script.lines[line - 1]
-    is_explained = re.match(r"[ \t]*#[ \t]*(?!SBATCH|PBS|export)[A-Za-z]", before) or re.search(r"\s#", own)
-    directives = " ".join(d.text for d in subject.script.read())
-    has_gpus = requests_gpus(subject) or re.search(r"(?i)gpu|[avh]\d00\b", directives)
+    is_explained = _EXPLANATION.match(before) or re.search(r"\s#", own)
+    place = " ".join(subject.script.value(flag) or "" for flag in ("--partition", "-q", "--constraint"))
+    has_gpus = requests_gpus(subject) or re.search(r"(?i)gpu|[avh]\d00", place)  # such as a100
     has_one = name == "NCCL_P2P_DISABLE" and subject.gpus_per_node == 1
     return bool(is_explained or not has_gpus or has_one)
 

@@ -37,7 +37,7 @@ _LISTS = frozenset(
 _DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
-_CHANGES_JOB = re.compile("--(?:mem|time|gres|gpus|nodes|ntasks|cpus|array|output|error)|-[lJoe]$")
+_CHANGES_JOB = re.compile("--(?:mem|time|gres|gpus|tres|nodes|ntasks|cpus|array|output|error)|-[lJtoe]$")
 _OFTEN_DISABLED = frozenset(
     ("--account", "-A", "--partition", "-q", "--nodelist", "--exclude", "-M", "--mail-user")
 )

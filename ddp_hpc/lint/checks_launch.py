@@ -227,13 +227,14 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
-        is_one_slot = not per_node and _has_one_slot(subject, command) and (cpus or 1) >= (total or 0) > 1
-        if is_one_slot and mpi_of(subject) not in ("Open MPI", ""):
+        mpi, has_cpus = mpi_of(subject), total is not None and 1 < total <= (cpus or 1)
+        is_one_slot = has_cpus and not per_node and _has_one_slot(subject, command)
+        if is_one_slot and mpi not in ("Open MPI", ""):
             continue  # other MPIs start as many ranks as they are told
         if is_one_slot:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
             remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
-            yield Problem(command.line, what, remedy, None if mpi_of(subject) == "Open MPI" else "note")
+            yield Problem(command.line, what, remedy, None if mpi == "Open MPI" else "note")
         elif total and tasks and total > tasks and not (nodes and per_node) and not is_part:
             what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"
             yield Problem(command.line, what, "use mpirun -np $SLURM_NTASKS, or request as many", "note")

@@ -87,10 +87,10 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
         # With -d, they fail if they get nothing, and grep fails if nothing matches.
         is_harmless = re.search(r"\s-\w*d|\s--de", command.text) or before.name.endswith("grep")
         compresses = command.name in _COMPRESSES and 0 < set_line < command.line
-        compresses = compresses and not (is_tested or is_harmless)
+        compresses = compresses and not is_harmless
         if not (command.name == "tee" or compresses) or command.ends not in ("\n", ";"):
             continue
-        if not is_program or command.line >= last:
+        if not is_program or is_tested or command.line >= last:
             continue
         following = next((c for c in submits if c.line > command.line), None)
         then = f"line {following.line} submits the next job" if following else "set -e does not see it"

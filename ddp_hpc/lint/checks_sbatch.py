@@ -55,9 +55,9 @@ _TAKEN = re.compile("--?[A-Za-z]")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
-# With a variable in one of these, JOB008 reports the line.
-_CANNOT_BE_TEXT = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
-_TAKES_NUMBER = re.compile("--(?:nodes|ntasks|cpus-per|mem$|mem-per|array|gpus)")
+# Options in which JOB008 reports a variable; the value of the others may be a text that contains one.
+_WITHOUT_TEXT = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
+_TAKES_NUMBER = re.compile("--(?:ntasks|cpus-per|mem$|mem-per|array|gpus)")
 # The beginning of a script, and of a first line that should be one.
 _BEGINS = re.compile(r"#!|#SBATCH\b")
 _DAMAGED = re.compile(
@@ -76,7 +76,7 @@ def _options(subject: Subject) -> Iterator[Directive]:
     for d in subject.script.read():
         if d.line not in subject.placeholder_lines and d.line != cut:
             yield d
-        if d.flag in _CANNOT_BE_TEXT and "$(" in d.value and ")" not in d.value.rpartition("$(")[2]:
+        if d.flag in _WITHOUT_TEXT and "$(" in d.value and ")" not in d.value.rpartition("$(")[2]:
             cut = d.line
 
 
@@ -197,7 +197,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             remedy = long or f"write {expected}; " + (
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
-            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and not is_of_job and stands_for_value(d.value)
+            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and stands_for_value(d.value)
             severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
@@ -215,7 +215,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
             gives = rf"\bsbatch\s.{{,200}}(?:{options})"
             name = rf"|(?:\S*/)?{re.escape(subject.path.name)}" if subject.path else ""
-            itself = rf"\s[\"']?(?:\$\{{?0\}}?{name})(?=[\"'\s]|$)"
+            itself = rf"[\s(\"'](?:\$\{{?0{name})(?![\w-]|\.\w)"
             is_shown = re.search(
                 rf"(?m)^(?:[ \t]*#.{{,200}}{gives}|.{{,200}}{gives}.{{,200}}{itself})", subject.script.text
             )

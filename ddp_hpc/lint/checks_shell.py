@@ -97,7 +97,7 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 <LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
-\./etc/profile\S*$ @ the blank after the first dot is missing @ write source /etc/... @ note
+\./etc/profile(?:\.d/\S+)?$ @ the blank after the first dot is missing @ write source /etc/... @ note
 (?:(?:ba)?sh )?(?!\./etc/)[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
     @ this changes only a shell of its own @ use source
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)

@@ -10,7 +10,7 @@ from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import trains_with_torch
-from ddp_hpc.lint.parse_script import Script, parse_script
+from ddp_hpc.lint.parse_script import Command, Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
@@ -23,7 +23,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MODEL = re.compile(
     r"(?i)(?<![a-z0-9])(?:titan\w*|[rg]tx\w*|tesla\w*|[vpah]100\w*|h200|k[248]0m?|p40|t4|a[1345]0|l40s?|mi\d{3}\w*)(?![a-z0-9])"
 )
-_WORKFLOWS = ("snakemake", "nextflow", "cromwell", "miniwdl")
+_WORKFLOWS = frozenset(("snakemake", "nextflow"))
 _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -93,14 +93,19 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     is_whole |= re.search(r"/(?:work\d?|scratch\d?|home\d)/\d{5}/", subject.script.text) is not None
     is_whole |= subject.script.sets("CUDA_VISIBLE_DEVICES")
     # Other partitions of a list may have none, and the jobs of a workflow have directives of their own.
-    of_workflow = any(command.name in _WORKFLOWS for command in subject.script.commands)
+    of_workflow = any(map(_starts_workflow, subject.script.commands))
     is_other = "," in (subject.script.value("--partition") or "") or of_workflow
     if (has_gpus or names_gpu) and not (is_whole or is_other or _asks_for_gpus(subject.script)):
         option, kind = "--gpus-per-node=NUMBER", "partition"
         if subject.scheduler.reader.requests_by_resources:
-            option, kind = ":ngpus=NUMBER to chunks" if subject.uses_chunks else "a request for GPUs", "queue"
+            option, kind = (
+                ":ngpus=NUMBER to chunks" if subject.uses_chunks else ":gpus=NUMBER to nodes",
+                "queue",
+            )
         flags = ("--partition", "-q") if has_gpus else ("--constraint",)
-        what = f"the name of this {kind if has_gpus else 'feature'} suggests GPUs, and the job requests none"
+        what = (
+            f"the name of this {kind if has_gpus else 'constraint'} suggests GPUs, and the job requests none"
+        )
         without = f"a {kind} without GPUs" if has_gpus else "nodes without GPUs"
         remedy = f"unless the job has whole nodes, add {option}, or use {without}"
         yield Problem(subject.line_of(*flags), what, remedy, "note")
@@ -114,10 +119,16 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, what, f"add {gpus}")
 
 
+def _starts_workflow(command: Command) -> bool:
+    """Returns whether a command starts Snakemake or Nextflow, also in a container or through a launcher."""
+    words = {word.rpartition("/")[2] for word in command.argv[:8]}
+    return "activate" not in words and not _WORKFLOWS.isdisjoint(words)
+
+
 def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
         # The name of a partition or a job may contain the word "gpu" too.
-        of_moab = d.flag == "-W" and "GRES:gpu" in d.value  # -W x=GRES:gpu@1
+        of_moab = d.flag == "-W" and "gres:gpu" in d.value.lower()  # -W x=GRES:gpu@1
         if "gpu" in d.flag or of_moab or ("gpu" in d.value and d.flag in _GPUS_IN):
             return f"{SCHEDULERS[d.scheduler].prefix} {d.text}"
     return ""

@@ -44,6 +44,11 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
+# What exports all variables, reads one by its name, reads another file, or keeps what a block prints.
+_IS_READ_ELSEWHERE = re.compile(
+    r"(?m)\bset\s[^\n]*-\w*a|allexport|\$\{!|(?:^|[;&|]|\bthen\b)[ \t]*(?:source|\.)\s"
+    r"|^[ \t]*(?:\}|done|fi)\s*[|>]"
+)
 _SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # An assignment that is a command of its own.
 _SET_BY_TASK = re.compile(r"(?:^|[;&\n])[ \t]*([A-Z_]+)=(?:\$\([^)]{,200}\)|[^\s;&]*)\s*(?=[;\n]|&&)")
@@ -158,11 +163,9 @@ def _needs_value(script: Script, name: str) -> bool:
     A script that requests nothing may get its options on the command line.
     """
     is_value = rf"(?m)^(?![ \t]*(?:#|echo|printf)).*[=\s(\"]\$\{{?{name}\}}?(?:[\s\")]|$)"
-    is_number_later_names = name in ("SLURM_NTASKS", "SLURM_NPROCS")
+    is_number_of_tasks = name in ("SLURM_NTASKS", "SLURM_NPROCS")
     requests = (
-        script.value("--nodes")
-        if is_number_later_names
-        else any(_REQUESTS.match(d.flag) for d in script.read())
+        script.value("--nodes") if is_number_of_tasks else any(_REQUESTS.match(d.flag) for d in script.read())
     )
     return bool(requests and re.search(is_value, script.text))
 
@@ -219,16 +222,20 @@ def _is_only_shown(script: Script, line: int) -> bool:
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
     known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
-    is_read_elsewhere = re.search(r"(?m)set -\w*a|allexport|\$\{!|^[ \t]*(?:source|\.)\s", script.text)
-    if not own or known or is_read_elsewhere:
+    if not own or known or _IS_READ_ELSEWHERE.search(script.text):
         return False
     if any(command.argv for command in script.commands if command.line == line):
         return False
     uses = re.compile(rf"\b(?:{'|'.join(own)})\b")
-    lines = (
-        text for number, text in enumerate(script.lines, start=1) if number != line and uses.search(text)
-    )
-    return all(re.match(r"\s*(?:#|(?:echo|printf)\b[^|>&;(`]*$)", text) for text in lines)
+    others = [n for n, text in enumerate(script.lines, start=1) if n != line and uses.search(text)]
+    return all(_is_message(script.lines[n - 1]) and not script.is_quoted(n) for n in others)
+
+
+def _is_message(line: str) -> bool:
+    """Returns whether a line is a comment, or only prints a text."""
+    outside = re.sub(r"\"[^\"]*\"|'[^']*'", "", line)
+    is_printed = re.match(r"\s*(?:echo|printf(?!\s+-v))\b", line) and not re.search(r"[|>&;\\]", outside)
+    return line.lstrip().startswith("#") or bool(is_printed and not re.search(r"\$\(|`", line))
 
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
@@ -248,16 +255,16 @@ def _read_variables(subject: Subject) -> dict[str, int]:
             known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
         in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
-        later_names = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
+        expanded_later = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
         if command.name == "trap":
-            later_names = [
+            expanded_later = [
                 n for n in _expanded(single_quoted(text)) if n.endswith("_") and _OF_SCHEDULERS.match(n)
             ]
         if command.name.startswith("mpi"):  # it sets these for its ranks
-            later_names = [name for name in later_names if not name.startswith(("OMPI_", "PMI"))]
+            expanded_later = [name for name in expanded_later if not name.startswith(("OMPI_", "PMI"))]
         # Without a list, scontrol takes that of the job.
         text = re.sub(r"scontrol show hostnames?\s+[^\s\"]+", "", text)
-        for name in (*_expanded(expanded_in_shell(text)), *later_names):
+        for name in (*_expanded(expanded_in_shell(text)), *expanded_later):
             read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):
             known.update(word.partition("=")[0] for word in command.words[1:])

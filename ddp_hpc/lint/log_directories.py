@@ -38,11 +38,12 @@ def missing_directory(path: str, start: Path | None) -> str:
 def exists_near(path: Path, directory: str) -> bool:
     """Returns whether a relative directory exists beside a script, or in one of three directories above.
 
-    Those above home directories, such as / and /home, are not searched.
+    Of those above, the ones above home directories, such as / and /home, are not searched.
     """
     if Path(directory).is_absolute():
         return False
-    parents = [parent for parent in path.absolute().parents[:4] if len(parent.parts) > _KNOWN_PARTS - 1]
+    own, *above = path.absolute().parents[:4]
+    parents = [own, *(parent for parent in above if len(parent.parts) > 2)]
     try:
         return any((parent / directory).is_dir() for parent in parents)
     except OSError:  # an unreadable parent directory, or a name that is too long

@@ -68,7 +68,8 @@ _PROGRAM = re.compile(
     r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|horovodrun|ray|bash|sh|env|singularity|apptainer|"
     r"docker|podman|shifter)|\./.*|.*\.(?:py|sh)"
 )
-# Another way to name a program.
+# Options of launchers whose value is a program, and another way to name one.
+_TAKE_PROGRAM = ("--prefix", "--task-prolog", "--task-epilog", "--prolog", "--epilog", "-bootstrap-exec")
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v)\s+([\w.-]+)[)`]")
 _SUPERVISOR = "ddp_hpc.job"
 _NQSV = re.compile(r"^[ \t]*#PBS\b.*(?:elapstim_req|(?:cpu|gpu)num_job|--ven|--group)", re.MULTILINE)
@@ -125,7 +126,7 @@ class Command:
         if self.name not in LAUNCH_COMMANDS:
             return ()
         for index, word in enumerate(self.argv[1:], start=1):
-            which = None if self.argv[index - 1].startswith("-") else _WHICH.fullmatch(word)
+            which = None if self.argv[index - 1] in _TAKE_PROGRAM else _WHICH.fullmatch(word)
             program = which[1] if which else word
             if _PROGRAM.fullmatch(program):
                 return (program, *self.argv[index + 1 :])
