@@ -27,12 +27,13 @@ read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
 say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
 say running "$step"
 echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
+sleep 1
 if [[ $step == 0 ]]; then say requeue 10 no time left; exit 75; fi
 say done 20
 """
 # Rank 1 raises an exception, and rank 0 would run longer.
-# Rank 1 exits a second after the exception, because srun of Slurm 22.05 can lose lines that are written right
-# before the end of a task.
+# Like the trainer, rank 1 exits a second after its last line, because srun of Slurm 22.05 can lose lines that
+# are written right before the end of a task.
 RAISES = """
 import os, sys, time, traceback
 if os.environ["SLURM_PROCID"] == "1":
