@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
@@ -267,21 +267,23 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         of_site = any(re.match(r"/(?!s?bin/|usr/s?bin/)", word) for word in command.argv[1:2])
         if is_sudo and (num_sudo > 1 or of_site):
             continue
-        yield Problem(
-            command.line,
-            "salloc requests a second allocation, and its shell ends at once"
-            if match[0].strip() == "salloc"
-            else "sudo asks for a password, unless it is configured without one, and a job has no terminal"
-            if is_sudo
-            else f"{shown(match[0])} needs a terminal, and a batch job has none",
-            "omit the option for a terminal"
-            if re.match("docker|podman", match[0])
-            else "make sure that it needs no password on the nodes of jobs"
-            if is_sudo
-            else "remove the command, since the script already runs in a job",
-            # No password may be needed, and without a terminal, srun ignores --pty.
-            "note" if is_sudo else "warning" if match[0].lstrip().startswith("srun") else None,
-        )
+        yield Problem(command.line, *_without_terminal(match[0]))
+
+
+def _without_terminal(text: str) -> tuple[str, str, Severity]:
+    """Returns what is wrong with a command that needs a terminal, what to do, and the severity."""
+    name = text.split()[0]
+    if name == "salloc":
+        what = "salloc requests a second allocation, and its shell ends at once"
+        return what, "remove the command, since the script already runs in a job", "error"
+    if name == "sudo":
+        what = "sudo asks for a password, unless it is configured without one, and a job has no terminal"
+        return what, "make sure that it needs no password on the nodes of jobs", "note"
+    what = f"{shown(text)} needs a terminal, and a batch job has none"
+    if name in ("docker", "podman"):
+        return what, "omit the option for a terminal", "error"
+    # Without a terminal, srun ignores --pty.
+    return what, "remove the command, since the script already runs in a job", "warning"
 
 
 @check("RANK021", "error", "an option of a launcher that it does not get")

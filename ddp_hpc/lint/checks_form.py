@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import (
@@ -225,21 +225,26 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
-            # A block of directives that all scripts share is often overridden on purpose in these ways.
-            is_narrowed = set(value.split(",")) < set(seen[name].split(","))
-            prefix = "gpu:" if seen[name].startswith("gpu:") else ""
-            has_gpus = prefix or name.startswith("--gpus")
-            refined = rf"{prefix}[A-Za-z][\w.-]*:{re.escape(seen[name].removeprefix('gpu:'))}"
-            is_refined = has_gpus and re.fullmatch(refined, value) is not None
-            first, second = whole_number(seen[name]), whole_number(value)
-            # The first number is probably left over from another script.
-            is_more = name == "--cpus-per-task" and first and second and first < second
-            remedy = _joined(name, seen[name], value)
-            is_of_errors = name in ("--output", "-o") and re.search(r"err\b", value)
-            is_log = name in subject.scheduler.reader.log_flags and not is_of_errors
-            is_meant = is_narrowed or is_refined or is_log or name in ("--array", "--job-name", "-N")
-            yield Problem(line, what, remedy, "note" if is_meant or is_more else None)
+            is_log = name in subject.scheduler.reader.log_flags
+            severity: Severity | None = "note" if _is_overridden(name, seen[name], value, is_log) else None
+            yield Problem(line, what, _joined(name, seen[name], value), severity)
         seen[name] = value
+
+
+def _is_overridden(name: str, before: str, value: str, is_log: bool) -> bool:
+    """Returns whether the second value is probably the one that is meant.
+
+    A block of directives that several scripts share is often overridden in these ways.
+    """
+    is_narrowed = set(value.split(",")) < set(before.split(","))
+    prefix = "gpu:" if before.startswith("gpu:") else ""
+    typed = rf"{prefix}[A-Za-z][\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
+    is_refined = bool((prefix or name.startswith("--gpus")) and re.fullmatch(typed, value))
+    first, second = whole_number(before), whole_number(value)
+    has_more_cpus = name == "--cpus-per-task" and first is not None and first < (second or 0)
+    is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
+    is_name = name in ("--array", "--job-name", "-N")
+    return is_narrowed or is_refined or has_more_cpus or is_other_log or is_name
 
 
 def _joined(name: str, before: str, value: str) -> str:
