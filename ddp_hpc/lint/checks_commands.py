@@ -115,7 +115,9 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
             # Without a name, it activates base, which a module that is loaded afterwards replaces.
             is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)
             is_sure = in_task or (is_used and not is_replaced and not has_other)
-            what = f"a batch script does not read .bashrc, so {name} activate fails"
+            what = (
+                f"a batch script does not read .bashrc, so {name} activate fails, unless the site defines it"
+            )
             if subject.scheduler.reader.starts_login_shell and not in_task:
                 is_sure = False  # of the startup files of a login shell, some read .bashrc
                 what = f"{name} activate fails, unless the login shell of a PBS job reads .bashrc"
@@ -264,7 +266,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             continue
         is_sudo = match[0].strip() == "sudo"
         # For a program of the site, and on machines where the author is root, it needs no password.
-        of_site = any(re.match(r"/(?!s?bin/|usr/s?bin/)", word) for word in command.argv[1:2])
+        of_site = any(
+            re.match(r"/(?!s?bin/|usr/s?bin/)|(?:apt|apt-get|yum|dnf)$", word) for word in command.argv[1:2]
+        )
         if is_sudo and (num_sudo > 1 or of_site):
             continue
         yield Problem(command.line, *_without_terminal(match[0]))

@@ -292,11 +292,11 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         has_tasks = subject.script.value("--ntasks") not in (None, "1") or (subject.ranks_per_node or 1) > 1
         # Without srun, a program can use the CPUs of all tasks.
         of_chunks = subject.scheduler.reader.requests_by_resources
-        has_one_cpu = not of_chunks and (start.is_launched or not has_tasks)
+        of_step = start.command.option("-c", "--cpus-per-task") if start.is_launched else None
+        has_one_cpu = not (of_chunks or of_step) and (start.is_launched or not has_tasks)
         if num_workers > 1 and has_one_cpu and not _MORE_CPUS.search(requested):
             what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
-        of_step = start.command.option("-c", "--cpus-per-task") if start.is_launched else None
         given = whole_number(subject.value_of(of_step)) if of_step else cpus
         if given and num_workers >= 2 * given:
             what = f"{num_workers} workers or threads share {counted(given, 'CPU')}"

@@ -314,7 +314,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         directory = directory_of(d.value)
         # It may be submitted from a directory above the one where it is stored, as in a repository.
         is_near = subject.path and not subject.directory and exists_near(subject.path, directory)
-        if subject.template or is_near:
+        if subject.template or is_near or directory == chdir:
             continue
         if line := created.get(directory):
             what = f"{before}Slurm opens this log before line {line} creates its directory, so the job fails"

@@ -1479,6 +1479,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB035", False, ONE + "# needed on this machine\nexport CUDA_LAUNCH_BLOCKING=1\n./a\n"),
     ("JOB035", True, ONE + "##SBATCH --mem=4G\nexport CUDA_LAUNCH_BLOCKING=1\n./a\n"),
     ("RANK001", False, RANKS + "mpirun --prefix $(which mpirun) -np 8 ./a.out\n"),
+    ("RANK005", False, S + "#SBATCH -n 2\nsrun -c 32 python a.py --num_workers 32\n"),
+    ("JOB028", False, S + "sudo yum install -y a\n./a\n"),
+    ("SLURM020", False, S + "#SBATCH -D runs/a\n#SBATCH -o runs/a/a.log\nmkdir -p runs/a\n./a\n"),
 ]
 
 # The severity of a finding that depends on the script: the check, the severity, and the script.
