@@ -45,6 +45,9 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
                 has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
                 what = f"{option} selects GPU {value}, but {has}"
                 yield Problem(start.command.line, what, "number the GPUs from 0")
+    # With this option, deepspeed ignores the variable.
+    others = [start for start in starts(subject) if "--num-gpus" not in start.options_of("deepspeed")]
+    is_ignored = len(others) < len(starts(subject))
     is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
     # srun sets the variable for its tasks if the job requests GPUs.
     in_steps = [start.command.line for start in starts(subject) if start.command.name == "srun"]
@@ -57,11 +60,9 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if users and all(f"{name}=" in user.text and user.line != line for user in users):
             continue  # each program gets another value
         devices = {int(number) for number in value.split(",")}
-        is_ignored = any("--num-gpus" in options for _, options in of_deepspeed)
         if is_ignored and max(devices) >= len(devices):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
-        others = [s for s in starts(subject) if "--num-gpus" not in s.options_of("deepspeed")]
         ranks, first = max(((_ranks_of(s), s.command.line) for s in others), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
         if ranks > len(devices) and is_for_this:

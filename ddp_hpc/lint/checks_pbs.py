@@ -278,8 +278,7 @@ def _line_of_relative_program(subject: Subject) -> int | None:
 
 @check("PBS022", "error", "a resource that belongs into select, or not")
 def _select_and_job(subject: Subject) -> Iterator[Problem]:
-    resources = list(subject.script.resources())
-    for d, name, value in resources:
+    for d, name, value in subject.script.resources():
         if name == "select":
             for chunk in value.split("+"):
                 given = [part.partition("=")[0] for part in chunk.split(":") if "=" in part]
@@ -291,7 +290,7 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
                     what = f"{inside} is a resource of the job, so PBS rejects it in select"
                     yield Problem(d.line, what, f"request it separately: -l {shown(part)[1:-1]}")
-        elif name in ("nodes", *_OF_CHUNKS) and any(r[1] in ("select", "place") for r in resources):
+        elif name in ("nodes", *_OF_CHUNKS) and subject.uses_chunks:
             yield Problem(
                 d.line,
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",

@@ -211,16 +211,18 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     for pair in _all_contradictions(subject):
         is_for_all = not (pair.since or pair.until)
         if is_for_all or (version and is_between(version, pair.since, pair.until)):
-            # A usage, or a script that submits itself, shows options that sbatch gets on the command line.
-            options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
-            gives = rf"\bsbatch\s.{{,200}}(?:{options})"
-            name = rf"|(?:\S*/)?{re.escape(subject.path.name)}" if subject.path else ""
-            itself = rf"[\s(\"'](?:\$\{{?0{name})(?![\w-]|\.\w)"
-            is_shown = re.search(
-                rf"(?m)^(?:[ \t]*#.{{,200}}{gives}|.{{,200}}{gives}.{{,200}}{itself})", subject.script.text
-            )
-            severity: Severity | None = "note" if is_shown else None
+            severity: Severity | None = "note" if _may_be_given(subject, pair) else None
             yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy, severity)
+
+
+def _may_be_given(subject: Subject, pair: Contradiction) -> bool:
+    """Returns whether a usage, or a script that submits itself, gives sbatch one of the options."""
+    options = "|".join(("--gres", "--gpus", *map(re.escape, pair.flags)))
+    gives = rf"\bsbatch\s.{{,200}}(?:{options})"
+    name = rf"|(?:\S*/)?{re.escape(subject.path.name)}" if subject.path else ""
+    itself = rf"[\s(\"'](?:\$\{{?0{name})(?![\w-]|\.\w)"
+    shown_or_run = rf"(?m)^(?:[ \t]*#.{{,200}}{gives}|.{{,200}}{gives}.{{,200}}{itself})"
+    return re.search(shown_or_run, subject.script.text) is not None
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:

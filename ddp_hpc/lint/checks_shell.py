@@ -158,7 +158,7 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
     @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this may wait for input, which a batch job does not get @ do it before the job @ note
-(?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
+(?P<online>)(?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
     |git\s+clone\s+https:|(?:huggingface-cli|hf)\s+download\s
     @ this needs the internet, which compute nodes of many sites do not reach
     @ do it before the job, on a login node @ note
@@ -166,7 +166,6 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
 _NAMES |= {"GAP": _GAP, "VALUED": _VALUED}
 _ROWS = table(re.sub("<([A-Z]+)>", lambda name: _NAMES[name[1]], _TEXT))
-_NEEDS_INTERNET = "this needs the internet, which compute nodes of many sites do not reach"
 _DOWNLOADS = re.compile(
     r"(?m)^[ \t]*(?:wget|curl)\s|(?i:https?_proxy=)|--no-index|--index-url|PIP_(?:CONFIG|INDEX)_"
 )
@@ -208,11 +207,10 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     if match := re.match(r"(?:/usr)?/bin/env\s+(?!-)(\w+\s+-.*)", script.shebang):
         what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
         yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
-    for shell, code in _OF_OTHER_SHELLS if script.scheduler else ():
+    is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
+    is_known = not script.scheduler or (is_sh and subject.shell == "bash")
+    for shell, code in () if is_known else _OF_OTHER_SHELLS:
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
-        is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
-        if is_sh and subject.shell == "bash":
-            continue
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
             what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].strip())}"
             what += " where it is dash, as on Debian and Ubuntu" if is_sh else ""
@@ -238,7 +236,7 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
-        if row[0] == _NEEDS_INTERNET and _is_online(script, command):
+        if "online" in match.groupdict() and _is_online(script, command):
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))

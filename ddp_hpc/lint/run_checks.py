@@ -40,6 +40,7 @@ from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.detect import may_be_here
 from ddp_hpc.sites.site import Site
 
@@ -204,14 +205,18 @@ def installed_version_for(text: str, site: Site | None) -> str:
     The version is empty if the scheduler is not installed, and if `site` is another machine or contains the
     version.
     """
-    scheduler = SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER)
-    if site is not None and (scheduler.reader.version_of(site) or not may_be_here(site.detect, os.environ)):
-        return ""
-    return scheduler.commands.installed_version()
+    scheduler = _scheduler_here(text, site)
+    is_in_profile = site is not None and scheduler.reader.version_of(site)
+    return "" if is_in_profile else scheduler.commands.installed_version()
 
 
 def shell_for(text: str, site: Site | None) -> str:
     """Returns what /bin/sh is on this machine, such as bash or dash; empty if jobs run on another one."""
-    scheduler = SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER)
+    is_here = _scheduler_here(text, site).commands.installed_version()
+    return Path("/bin/sh").resolve().name if is_here else ""
+
+
+def _scheduler_here(text: str, site: Site | None) -> Scheduler:
+    """Returns the scheduler of a script; NO_SCHEDULER, which has no version, if `site` is another machine."""
     is_here = site is None or may_be_here(site.detect, os.environ)
-    return Path("/bin/sh").resolve().name if is_here and scheduler.commands.installed_version() else ""
+    return SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER) if is_here else NO_SCHEDULER
