@@ -227,8 +227,8 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         return
 
 
-@check("SLURM030", "note", "the script looks for its own directory")
-@check("PBS016", "note", "the script looks for its own directory")
+@check("SLURM030", "warning", "the script looks for its own directory")
+@check("PBS016", "warning", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
@@ -248,12 +248,13 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
             and not script.is_quoted(number)
             and (match := _OF_SCRIPT.search(line))
         ):
-            yield Problem(
-                number,
+            what = (
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so "
-                f"{match[0]} does not point to your files",
-                f"use ${variable}",
+                f"{match[0]} does not point to your files"
             )
+            # The script may know its directory in jobs, or Python may look in the current one, too.
+            is_unsure = variable in script.text or "PYTHONPATH" in line
+            yield Problem(number, what, f"use ${variable}", "note" if is_unsure else None)
 
 
 @check("JOB028", "error", "a command that needs a terminal")
@@ -305,7 +306,7 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                 or (start.command.name in ("mpirun", "mpiexec") and _OF_MPIRUN.fullmatch(word))
             ):
                 what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
-                yield Problem(start.command.line, what, "put it before the program")
+                yield Problem(start.command.line, what, "put it before the program, or remove it")
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):

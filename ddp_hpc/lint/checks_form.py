@@ -227,7 +227,10 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             is_log = name in subject.scheduler.reader.log_flags
             severity: Severity | None = "note" if _is_overridden(name, seen[name], value, is_log) else None
-            yield Problem(line, what, _joined(name, seen[name], value), severity)
+            remedy = _joined(name, seen[name], value)
+            if re.search(r"\s--tasks[= ]", script.lines[line - 1]):
+                remedy = f"write --ntasks, as sbatch takes --tasks for {plain(name)}"
+            yield Problem(line, what, remedy, severity)
         seen[name] = value
 
 
@@ -297,7 +300,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
         elif d.flag == "--job-name" and re.search(r"%[jJAaxu]\b", d.value):
             what = f"Slurm replaces no pattern in --job-name {shown(d.value)}"
-            yield Problem(d.line, what, "use patterns only in --output and --error", "note")
+            yield Problem(d.line, what, "use patterns only in --output and --error")
         elif mark := marked_placeholder(d.value):
             may_expand = is_log and reader.expands_log_variables
             # Torque replaces these, but OpenPBS does not.

@@ -48,6 +48,7 @@ _READ_LOOP = re.compile(
     r"(.*?)(?:^[ \t]*|;\s*)done\b(?!\s*\d<)"
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
+_HAS_OTHER_INPUT = re.compile(r"/dev/null|--input|-i none|ssh\s+(?:-\S+\s+)*-[A-Za-z]*[nf]\s|&\s*$")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 _READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
 _TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
@@ -154,9 +155,9 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
     yield from _same_file(subject) if of_array else ()
     for loop in _READ_LOOP.finditer(script.text):
         step = _READS_INPUT.search(loop[1])
-        if step and not re.search(r"/dev/null|--input|-i none|&\s*$", step[0]):
+        if step and not _HAS_OTHER_INPUT.search(step[0]):
             line = script.text.count("\n", 0, loop.start(1) + step.start(1)) + 1
-            what = f"{step[1]} reads the rest of the input of the loop, so the loop ends after one line"
+            what = f"{step[1]} reads the rest of the input of the loop, so the loop ends early"
             yield Problem(line, what, "write < /dev/null after the command")
     may_end = re.search(r"(?m)^[ \t]*exit\b|&&|\|\|", script.text)
     for command, depth in with_depth(script.commands):

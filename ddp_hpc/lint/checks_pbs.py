@@ -15,6 +15,7 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
+_LETTERS = {"output": "-o", "error": "-e", "name": "-N", "job-name": "-N", "queue": "-q", "account": "-A"}
 # Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
 _OF_TORQUE = frozenset("bdDEFnTtwx")
 # Resources of OpenPBS (pbs_resources.7B), and common ones that sites define.
@@ -147,7 +148,9 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
             if d.value[0] in "\u2013\u2014":
                 remedy = "write - instead of the dash"
             elif d.line not in with_option:
+                letter = _LETTERS.get(d.value.partition("=")[0].strip("-"))
                 remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
+                remedy = f"write {letter} and the value" if letter else remedy
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "

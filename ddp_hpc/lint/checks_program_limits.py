@@ -72,7 +72,6 @@ _ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?
 @check("JOB037", "warning", "a program that would use more than the job has")
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     cpus, gpus = _num_cpus(subject), subject.gpus_per_node
-    of_torque = any(name == "nodes" for _, name, _ in subject.script.resources())
     total = subject.total_gpus or (gpus or 0) * (subject.num_nodes or 1)
     for start in starts(subject) if not subject.placeholder_lines else ():
         line = start.command.line
@@ -92,8 +91,8 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         for option, threads in threads_of(start) if cpus else ():
             if threads > cpus:
                 what = f"with {plain(option)}, the program uses {threads} threads, and the job has"
-                # A core may have two hardware threads, and Torque may not keep programs on their cores.
-                severity: Severity | None = "note" if threads <= 2 * cpus or of_torque else None
+                # A core may have two hardware threads.
+                severity: Severity | None = "note" if threads == 2 * cpus else None
                 yield Problem(
                     line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs, or use {cpus}", severity
                 )
@@ -127,7 +126,7 @@ def _memory(subject: Subject) -> Iterator[Problem]:
             found += [("samtools sort", _bytes(of_each[1], 1) * (number or 0))] if of_each else []
         for option, size in [one for one in found if one[1] >= has][:1]:
             what = f"{option} may use {size / 2**30:.3g} GiB, and the job has {has / 2**30:.3g} GiB"
-            yield Problem(line, what, "request more memory, or allow the program less", "note")
+            yield Problem(line, what, "request more memory, or allow the program less")
             return
 
 
@@ -199,7 +198,7 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
         if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
             name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]
             what = f"{plain(name)} uses one thread without {option}, and the job has {cpus} CPUs"
-            yield Problem(command.line, what, f"add {option} {cpus}, or request one CPU", "note")
+            yield Problem(command.line, what, f"add {option} {cpus}, or request one CPU")
             return
 
 

@@ -208,7 +208,10 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
         what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
         yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
     is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
-    is_known = not script.scheduler or (is_sh and subject.shell == "bash")
+    # dash has no command module, except in a login shell: where the script runs, sh is bash.
+    has_modules = any(command.name in ("module", "ml") for command in script.commands)
+    is_bash = subject.shell == "bash" or (has_modules and not subject.scheduler.reader.starts_login_shell)
+    is_known = not script.scheduler or (is_sh and is_bash)
     for shell, code in () if is_known else _OF_OTHER_SHELLS:
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):

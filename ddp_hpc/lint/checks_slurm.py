@@ -195,7 +195,11 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     if tasks and requested and tasks < requested:
         what = f"--ntasks={tasks} reduces --nodes={requested} to {tasks}, as each node needs a task"
         remedy = f"request {counted(tasks, 'node')}, or at least {requested} tasks"
-        yield Problem(subject.line_of("--ntasks"), what, remedy)
+        yield Problem(subject.line_of("--ntasks"), what, remedy, "warning")
+    elif tasks and requested and per_node and tasks > requested * per_node:
+        what = f"with --ntasks-per-node={per_node}, Slurm cannot place {tasks} tasks on"
+        what = f"{what} {counted(requested, 'node')}, and rejects the job"
+        yield Problem(subject.line_of("--ntasks"), what, "omit one of them", "warning")
     elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
         what = f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum"
         yield Problem(subject.line_of("--ntasks"), what, "omit one of them")

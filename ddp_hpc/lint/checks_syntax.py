@@ -12,6 +12,8 @@ from ddp_hpc.lint.placeholders import is_template
 
 _PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
 _CLOSES = re.compile(r"token `(done|fi|esac|\})'")
+# The first statement of most programs in Python.
+_PYTHON = re.compile(r"import \w[\w.]*(?: as \w+|,.*)?$|from \w[\w.]* import \w")
 _CORRECT = "correct the syntax there, or in a line before, such as a quote or a block that is not closed"
 
 
@@ -46,6 +48,9 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
         if closes and not block:
             remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
+        first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
+        if _PYTHON.match(first):
+            remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
         yield Problem(line, what, remedy, "warning" if is_whole else None)
 
 

@@ -59,7 +59,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     ]
     if others and all(one.program in ONE_THREAD for one in others):
         what = f"the job has {nodes} nodes, but {plain(others[0].program)} can use only the first one"
-        yield Problem(others[0].command.line, what, "request one node", "note")
+        yield Problem(others[0].command.line, what, "request one node")
     elif not may_spread and (own := [one for one in others if re.fullmatch(r"\./[\w-]+", one.words[0])]):
         what = f"the job has {nodes} nodes, but {plain(own[0].program)} runs on the first one only, unless it"
         remedy = "request one node, or start a program with MPI with srun or mpiexec"
@@ -77,8 +77,12 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
         return
     for start in starts(subject):
         if _WITH_MPI.fullmatch(start.program):
+            # Built with OpenMP, one rank may use all CPUs of a node.
+            has_threads = re.search(r"\somp\b|OMP_NUM_THREADS=(?!1\b)", subject.script.text)
             what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
-            yield Problem(start.command.line, what, "write srun, or mpirun, before it", "note")
+            yield Problem(
+                start.command.line, what, "write srun, or mpirun, before it", "note" if has_threads else None
+            )
             return
 
 
@@ -116,7 +120,7 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
             f"Slurm may spread the tasks over several nodes, but {plain(start.program)} uses only the first"
         )
         remedy = "request one task with --cpus-per-task, or add --nodes=1"
-        yield Problem(start.command.line, what, remedy, "note")
+        yield Problem(start.command.line, what, remedy)
     pythons = [start for start in starts(subject) if _is_python_program(start)]
     if not pythons or _run_together(subject, pythons):
         return

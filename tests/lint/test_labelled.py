@@ -63,6 +63,8 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
         ("\u2013m e", "write - instead of the dash"),
         ("M me@example.org", "write an option, such as -N, before it"),
         ("-N my job", "remove it, or the whitespace before it"),
+        ("walltime=10:00", "write -l before it"),
+        ("output=log", "write -o and the value"),
     ],
 )
 def test_the_remedy_for_a_word_that_belongs_to_no_option_fits_the_word(option: str, remedy: str) -> None:
@@ -81,6 +83,7 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
     [
         ("JOB003", "conda activate <environment>", "replace it with a value"),
         ("JOB003", "echo (", "correct the syntax"),
+        ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
         ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3"),
         ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4"),
         ("JOB028", "docker run -it image", "omit the option"),
@@ -101,6 +104,7 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
         ("--gres=gpu:1", "--gres=gpu:2", "remove the one that you do not want"),
         ("-d afterok:1", "-d afterok:2", "write one option with a list: --dependency=afterok:1,afterok:2"),
         ("-N 1", "-N 2", "remove the one that you do not want"),
+        ("--ntasks-per-node=2", "--tasks=4", "write --ntasks, as sbatch takes --tasks for --ntasks-per-node"),
     ],
 )
 def test_options_that_take_lists_are_joined(first: str, second: str, remedy: str) -> None:

@@ -164,3 +164,11 @@ def test_commands_of_bash_in_sh_matter_only_where_sh_is_another_shell(shell: str
     text = "#!/bin/sh\n#SBATCH --time=01:00:00\nsource env.sh\n./a\n"
     found = [found for found in lint_script(text, shell=shell) if found.check == "JOB034"]
     assert len(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"), [("SBATCH --time=01:00:00", 0), ("PBS -l walltime=1:0:0", 1)]
+)
+def test_sh_is_bash_where_a_script_loads_modules_without_a_login_shell(prefix: str, expected: int) -> None:
+    found = lint_script(f"#!/bin/sh\n#{prefix}\nmodule load cuda\nsource env.sh\n./a\n")
+    assert [f.check for f in found].count("JOB034") == expected
