@@ -41,6 +41,18 @@ def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
     return (*open_[-1], False) if open_ else None
 
 
+def if_without_then(commands: Iterable[Command]) -> int:
+    """Returns the line of the first `if` or `elif` whose `then` is missing; 0 if there is none."""
+    begun = 0
+    for command in commands:
+        word = command.words[0]
+        if word in ("fi", "else") and begun:
+            return begun
+        if word in ("if", "elif", "then"):
+            begun = 0 if word == "then" else command.line
+    return 0
+
+
 def _keywords(command: Command) -> Iterator[str]:
     words = command.words[2:] if command.words[0] == "function" else command.words
     return takewhile(_KEYWORDS.__contains__, words)

@@ -252,7 +252,9 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
-    if moves or in_place:
+    # An interactive job runs no command of the script, and tasks of pbsdsh start at home in any case.
+    is_elsewhere = script.value("-I") is not None or any(c.name == "pbsdsh" for c in script.commands)
+    if moves or in_place or is_elsewhere:
         return
     remedy = 'add cd "$PBS_O_WORKDIR"'
     if line := _line_of_relative_program(subject):

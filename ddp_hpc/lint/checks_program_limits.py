@@ -154,6 +154,7 @@ def threads_of(start: Start) -> Iterator[tuple[str, int]]:
     """Yields the options that tell a program how many threads to use, and these numbers."""
     name = start.program.lower()
     is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
+    is_here &= "pilon" not in start.command.text  # it ignores --threads
     for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
         match = _THREADS.fullmatch(f"{name} {option}")
         if match and (threads := whole_number(match[1] or start.given(option) or "")) and "cuda" not in name:

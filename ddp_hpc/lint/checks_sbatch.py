@@ -284,9 +284,12 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM019", "warning", "mail that Slurm does not send")
 def _no_mail(subject: Subject) -> Iterator[Problem]:
-    if subject.script.value("--mail-user") and "mail-type" not in subject.script.text:
+    user = subject.script.value("--mail-user")
+    if user and "mail-type" not in subject.script.text:
         what = "without --mail-type, Slurm sends no mail to this user"
-        yield Problem(subject.line_of("--mail-user"), what, "add #SBATCH --mail-type=END,FAIL")
+        is_example = re.fullmatch(r"[\w.-]*mail[\w.-]*", user)  # such as emailaddress
+        remedy = "add #SBATCH --mail-type=END,FAIL"
+        yield Problem(subject.line_of("--mail-user"), what, remedy, "note" if is_example else None)
     for d in _options(subject):
         if d.flag == "--mail-user" and re.fullmatch(r"[\w.-]+\.(?:com|org|net|edu|gov|[a-z][a-z])", d.value):
             yield Problem(d.line, f"{shown(d.value)} is not an address, as it has no @", "write NAME@HOST")

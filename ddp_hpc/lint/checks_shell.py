@@ -88,7 +88,7 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 <PYTHON>-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
     @ no such module @ use torchrun
 [^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*"(?!BEGIN)[^"']*\{\s*print \$\d
-    @ in double quotes, bash expands the $1 of awk @ write \\$1, or use awk -v and single quotes
+    @ in double quotes, bash expands the $1 of awk @ write \$1, or use awk -v and single quotes @ note
 [^#]*--rdzv[-_]backend[= ]\s*(?!['"]?(?:c10d|static|etcd)|[\s"'$]) @ PyTorch has no such backend @ use c10d
 [^#]*scontrol\s+show\s+host(?!(?:name)?s?\b|list(?:sorted)?\b)\w+
     @ scontrol does not know this word @ write hostnames

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.bash_syntax import OpenDocument, bash_complaint, is_reached, open_document
-from ddp_hpc.lint.blocks import open_block
+from ddp_hpc.lint.blocks import if_without_then, open_block
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.placeholders import is_template
 
@@ -48,6 +48,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
         if closes and not block:
             remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
+        if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
+            remedy = f"write then after the condition of line {without}"
         first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
         if _PYTHON.match(first):
             remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"

@@ -87,6 +87,8 @@ _IS_A_SCRIPT = ("JOB001", "JOB027")
 _MAX_OF_ONE_CHECK = 20
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
+# A sentence of several words.
+_PROSE = re.compile(r"[A-Z][a-z]+(?: [\w,.:;()/-]+){5,}$")
 # The suffixes of files that are no job scripts, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 
@@ -155,8 +157,9 @@ def _is_text(script: Script, path: Path | None) -> bool:
     has_name_of_text = path is not None and (
         path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )
+    is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
-    return (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
+    return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 
 
 def _may_be_notes(script: Script) -> tuple[Severity, ...]:

@@ -85,6 +85,7 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("JOB003", "echo (", "correct the syntax"),
         ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
         ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3"),
+        ("JOB003", "if x;\n  ./a\nelse\n  ./b\nfi", "write then after the condition of line 3"),
         ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4"),
         ("JOB028", "docker run -it image", "omit the option"),
         ("JOB028", "salloc --nodes=2", "remove the command"),
