@@ -91,7 +91,10 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             what, is_of_other = f"nothing reads the variable {plain(name)}", name.startswith(_OF_OTHERS)
             # Libraries of linear algebra take the number of threads of OpenMP instead.
             has_threads = near.endswith("_NUM_THREADS") and script.last_assigned("OMP_NUM_THREADS")
-            yield Problem(line, what, f"did you mean {near}?", "note" if is_of_other or has_threads else None)
+            remedy = f"did you mean {near}?"
+            if near == "CUDA_VISIBLE_DEVICES" and requests_gpus(subject):
+                remedy = f"remove it, as a job that requests GPUs has its own {near}"
+            yield Problem(line, what, remedy, "note" if is_of_other or has_threads else None)
         for names, values, what, remedy, *severity in _VALUES:
             if (
                 re.fullmatch(names, name)

@@ -40,7 +40,8 @@ _OF_CHUNKS = (
 )
 # Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
 _STARTS_ELSEWHERE = re.compile(
-    r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|job_priority=|\bbrainlife/|\bjq\b.*\bconfig\.json)"
+    r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|job_priority=|\bbrainlife/|\bjq\b.*\bconfig\.json)|"
+    r"@ucar\.edu|#PBS\s+-A\s*(?:[NUSW][A-Z]{3}\d{4}|P\d{8})\b"  # accounts of NCAR
 )
 # A file of the directory, or below it, that a command reads.
 _READS_FILE = re.compile(
@@ -131,6 +132,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
         if not is_known and d not in of_torque and not has_placeholder(d.text):
             what = f"{shown(d.flag)} is not a qsub option"
             remedy = "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)"
+            if d.flag == "-d":
+                remedy = f"use cd {plain(d.value) or 'DIRECTORY'}, as only Torque has this option"
             if d.flag == "-t":
                 array = plain(d.value) or "1-10"
                 remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
@@ -168,7 +171,8 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         if len(option.flag) == 2 and option.value.startswith("="):
             what = f"qsub takes = for a part of {shown(option.value)}"
             yield Problem(option.line, what, f"write {option.flag} {plain(option.value[1:])}")
-    for d, name, value in subject.script.resources():
+    resources = list(subject.script.resources())
+    for d, name, value in resources:
         names = [name]
         if name == "select" and ";" in value:
             yield Problem(d.line, f"{shown(value)} contains a semicolon", "write a colon", "error")
@@ -179,7 +183,10 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             )
         if name == "ppn":
             what = "ppn is a part of nodes, not a resource"
-            yield Problem(d.line, what, f"write -l nodes=NUMBER:ppn={plain(value)}")
+            # The qsub of some sites joins both.
+            is_apart = any(other == "nodes" and ":" not in number for _, other, number in resources)
+            remedy = f"write -l nodes=NUMBER:ppn={plain(value)}"
+            yield Problem(d.line, what, remedy, "note" if is_apart else None)
             continue
         for part in value.split(":")[1:] if name == "nodes" else ():
             if re.match(r"(?:mem|pmem|vmem|walltime)=", part):

@@ -19,7 +19,7 @@ _OF_SEVERAL_NODES = re.compile(
 )
 # Programs that are always built with MPI, and commands that start ranks.
 _WITH_MPI = re.compile(
-    r"lmp(?!_serial)(?:_\w+)?|vasp(?:_(?:std|gam|ncl))?|(?:pw|ph|cp|neb|pp|projwfc|epw|turbo_\w+)\.x|cp2k\.p(?:smp|opt)|"
+    r"lmp(?!_serial)(?:_\w+)?|vasp_(?:std|gam|ncl)|(?:pw|ph|cp|neb|pp|projwfc|epw|turbo_\w+)\.x|cp2k\.p(?:smp|opt)|"
     r"(?:wrf|real|cesm)\.exe|nwchem|siesta|xhpl|abinit|SU2_CFD|DLPOLY\.Z|(?!gmx)\w{1,30}[._-](?:mpi|MPI)"
 )
 _STARTS_RANKS = re.compile(
