@@ -26,6 +26,10 @@ BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activ
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
     @ $? is the status of the command before, which only prints @ write status=$? before that
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
+^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w*r\w*\s+(?:\./)?\*
+    @ this deletes what your other jobs have on this node @ make a directory for this job
+^#(?:SBATCH\s+(?:--array|-a)|PBS\s+-J)\b(?![^\0]*JobStorageLocation)[^\0]*?\bmatlab\b[^\0]*?\bparpool\(
+    @ the pools of several tasks write to the same files @ set JobStorageLocation, for each task
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
 ^set\s+(?:-\w+\s+){,3}-(?:\w*u|o\s+nounset\b)(?:(?!^[ \t]*set\s+\+|#!/)[^\0]){,3000}?

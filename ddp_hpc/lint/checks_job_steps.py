@@ -225,12 +225,15 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
     array = script.value("--array") or ""
     for d in script.read():
         is_log = d.flag in ("--output", "--error") and d.value not in ("", "none", "/dev/null")
-        has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
+        has_tasks = bool(re.search("[-,]", array)) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
+        if not array:  # it may be given to sbatch
+            has_tasks = "%A" in d.value and "SLURM_ARRAY_TASK_ID" in script.text
         is_misread = re.match(r"-\w[\w-]*=", d.written) or d.line in subject.placeholder_lines
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
-            appends = script.value("--open-mode") == "append"
+            appends = script.value("--open-mode") == "append" or not array
             what = f"all tasks of the array write to {shown(d.value)}"
             what += "" if appends else ", and each overwrites the output of the others"
+            what += "" if array else ", if sbatch gets --array"
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
 
 
@@ -277,6 +280,11 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         step = whole_number(subject.value_of(command.option("-n", "--ntasks") or ""))
         step = step or (tasks if command.option("--ntasks-per-node", "-n", "--ntasks") is None else None)
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
+        place = command.option("--partition", "-p") if command.launched else None
+        own_place = script.value("--partition")
+        if place and own_place and place != own_place and "$" not in place:
+            what = f"a job step has nodes of the job, so srun ignores --partition={plain(place)}"
+            yield Problem(command.line, what, "request the partition for the job")
         if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):
             continue
         if nodes and subject.num_nodes and nodes > subject.num_nodes and not subject.asked_nodes:

@@ -11,6 +11,7 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.checks_job_steps import is_in_loop
 from ddp_hpc.lint.checks_mpi import mpi_of
+from ddp_hpc.lint.checks_program_limits import threads_of
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     STARTS_ALL_RANKS,
@@ -29,8 +30,10 @@ from ddp_hpc.schedulers.script_options import whole_number
 _PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(
-    r"--(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
+    r"--(?:[\w.]{1,40}\.)?(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?"
+    r"(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
 )
+_OF_JOBS = re.compile(r"--(?:profile|cluster|executor|slurm|workflow)")
 _MORE_CPUS = re.compile(r"cpus|exclusive|--mem[= ]?0|-c\b|whole")
 # Other resources of --gres may follow, such as gpu:4,nvme:100.
 _GPUS_OF_STEP = re.compile(r"(?:(?:.*,)?gpu:)?(?:[^:,]*:)?(\d+)(?:,|$)")
@@ -286,8 +289,14 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             is_of_jobs = re.search("dask|parsl|submitit", subject.script.text)
             yield Problem(line, what, f"use export OMP_NUM_THREADS={of_rank}", "note" if is_of_jobs else None)
     for start in starts(subject):
-        workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
+        # The jobs of a workflow have CPUs of their own.
+        is_local = "snakemake" in start.words and not _OF_JOBS.search(start.command.text)
+        is_known = is_local or start.program in ("python", "torchrun")
+        workers = _WORKERS.search(start.command.text) if is_known else None
         num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
+        what = "workers"
+        if not workers and (numbers := [number for _, number in threads_of(start)]):
+            num_workers, what = max(numbers), "threads"
         requested = " ".join(d.text for d in subject.script.read())
         has_tasks = subject.script.value("--ntasks") not in (None, "1") or (subject.ranks_per_node or 1) > 1
         # Without srun, a program can use the CPUs of all tasks.
@@ -295,10 +304,10 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         of_step = start.command.option("-c", "--cpus-per-task") if start.is_launched else None
         has_one_cpu = not (of_chunks or of_step) and (start.is_launched or not has_tasks)
         if num_workers > 1 and has_one_cpu and not _MORE_CPUS.search(requested):
-            what = f"{num_workers} workers share one CPU, unless the site gives more to a task"
+            what = f"{num_workers} {what} share one CPU, unless the site gives more to a task"
             yield Problem(start.command.line, what, f"request --cpus-per-task={num_workers}", "note")
         given = whole_number(subject.value_of(of_step)) if of_step else cpus
-        if given and num_workers >= 2 * given:
+        if given and workers and num_workers >= 2 * given:
             what = f"{num_workers} workers or threads share {counted(given, 'CPU')}"
             remedy = f"request more CPUs, or use {max(1, given // _local_ranks(start))} workers"
             yield Problem(start.command.line, what, remedy, "note")

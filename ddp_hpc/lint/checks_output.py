@@ -64,6 +64,10 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             severity: Severity | None = None if command.name == "tee" else "note"
             reported.add(command.line)
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
+    exits = [command for command in commands if command.name == "exit"]
+    if len(exits) == 1 and exits[0].line == script.end and exits[0].argv[1:2] > ("0",):
+        what = f"the job always ends with status {plain(exits[0].argv[1])}, so it counts as failed"
+        yield Problem(script.end, what, "write exit 0, or the status of the program", "note")
     if "bash" in script.shebang:
         yield from _waits_for_all(script)
     for problem in _goes_on(subject, commands if is_bash else []):

@@ -195,6 +195,9 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         if name == "select":
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
         unknown += [(d.line, w) for w in names if w and w not in _RESOURCES and w not in _ELSEWHERE]
+    for line, word in unknown:
+        if re.search(r"[^\w.@-]", word) and not has_placeholder(word) and "$" not in word:
+            yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", "correct it", "error")
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:
         near = nearest.get(word)
@@ -348,6 +351,11 @@ def _kept_log(subject: Subject) -> Iterator[Problem]:
             what = f"all subjobs of the array write to {shown(d.value)}, and only the last log remains"
             yield Problem(d.line, what, "write ^array_index^ into the name, or only the directory")
             break
+    log, errors = (subject.script.value(flag) or "" for flag in ("-o", "-e"))
+    is_joined = subject.script.value("-j") in ("oe", "eo") or kept
+    if log == errors and "." in log.rpartition("/")[2] and not is_joined:
+        what = f"-o and -e name the same file, {shown(log)}, and one overwrites the other"
+        yield Problem(subject.line_of("-e"), what, "write -j oe instead of -e")
     for d in subject.script.read() if re.fullmatch("[oe]{1,2}", kept) else ():
         if d.flag in ("-o", "-e") and d.flag[1] in kept and "/" in d.value:
             what = f"with -k {kept}, PBS keeps the log in the home directory, and ignores {d.flag}"

@@ -88,6 +88,10 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if is_mdrun and {"-ntomp", "-ntmpi", "-nt", "-gpu-id"} & {*start.options} == {"-ntomp"}:
             what = f"with {gpus} GPUs, mdrun rejects -ntomp without -ntmpi"
             yield Problem(line, what, f"add -ntmpi {gpus}", "note")
+        kokkos = re.search(r"\s-k(?:okkos)?\s+on\s+g(?:pus)?\s+(\d{1,2})\s", start.command.text)
+        if kokkos and gpus and gpus != int(kokkos[1]) and (subject.ranks_per_node or 1) > 1:
+            what = f"Kokkos uses {counted(int(kokkos[1]), 'GPU')} of each node for all ranks, and the job has"
+            yield Problem(line, f"{what} {gpus}", f"write g {gpus}", "note")
         for option, threads in threads_of(start) if cpus else ():
             if threads > cpus:
                 what = f"with {plain(option)}, the program uses {threads} threads, and the job has"
@@ -101,6 +105,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(option)} tells the program to use {threads} CPUs, and srun gives it {own}"
             yield Problem(command.line, what, f"use srun --cpus-per-task={threads}", "note")
     if not subject.placeholder_lines and not is_template(subject.script):
+        yield from _orca(subject)
         yield from _memory(subject)
         yield from _one_thread(subject, cpus) if cpus > 1 else ()
         yield from _one_thread_of_openmp(subject)
@@ -128,6 +133,16 @@ def _memory(subject: Subject) -> Iterator[Problem]:
             what = f"{option} may use {size / 2**30:.3g} GiB, and the job has {has / 2**30:.3g} GiB"
             yield Problem(line, what, "request more memory, or allow the program less")
             return
+
+
+def _orca(subject: Subject) -> Iterator[Problem]:
+    """Yields an input of ORCA in the script with more processes than the job has tasks."""
+    tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
+    wanted = re.search(r"(?im)^[ \t]*(?:%pal\s+nprocs\s+|![^\n]*\bPAL)(\d{1,4})\b", subject.script.text)
+    if wanted and int(wanted[1]) > tasks and subject.script.read():
+        what = f"ORCA starts {wanted[1]} processes with mpirun, which has a slot for each task ({tasks})"
+        line = subject.script.text.count("\n", 0, wanted.start(1)) + 1
+        yield Problem(line, what, f"request {wanted[1]} tasks", "note")
 
 
 def _bytes(text: str, unit: int = 2**20) -> int:

@@ -60,7 +60,7 @@ horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HO
 sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ] @ only the last counts @ join both
 ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
     @ the lines below run here, not on this host @ write what shall run there after the host
-[^'"#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
+[^#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
 rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1
     @ in quotes, * is only a character, so this deletes nothing @ write the * after the quote
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
@@ -116,6 +116,12 @@ export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
 <PYTHON>[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
 rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank
+<ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b
+    @ the value begins with /, so ../ before it makes it another directory @ write ../ after it
+(?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
+    @ write exec
+[^#']*\b(?:ba)?sh\s+-\w*c\s+"[^"]*\$\x40 @ only the first argument gets into this command @ write $*
+[^#']*[\w/=:-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
 srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)
@@ -192,7 +198,7 @@ _OF_OTHER_SHELLS = (
     (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),
     (r"(?:/|\s)(?:da)?sh\b", r"(?:function|let)\s|set\s+-\w*o\s+pipefail|[^#\"']*\s&>"),
     (r"python", r"(?:module|srun|mpirun|conda)\s+\w|export\s+\w+="),
-    (r"csh\b", r"\s*export\s+\w+="),
+    (r"(?:/|\s)t?csh(?:\s|$)", r"\s*(?:export\s+\w+=|source\s+\S*/bin/activate(?:\s|$))"),
 )
 # The command before a here-document without quotes, its last line, and its text.
 _DOCUMENT = re.compile(r"(?m)^([^#\n]*)<<-?[ ]?(\w+)[^\n]*\n((?:(?![ \t]*\2[ \t]*$).*\n)*)")

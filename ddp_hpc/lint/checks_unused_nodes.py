@@ -60,7 +60,11 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     if others and all(one.program in ONE_THREAD for one in others):
         what = f"the job has {nodes} nodes, but {plain(others[0].program)} can use only the first one"
         yield Problem(others[0].command.line, what, "request one node")
-    elif not may_spread and (own := [one for one in others if re.fullmatch(r"\./[\w-]+", one.words[0])]):
+        return
+    own = [one for one in others if re.fullmatch(r"\./[\w-]+", one.words[0])]
+    if not own and {one.program for one in others} <= {"make", "Rscript", "matlab"}:
+        own = others
+    if own and not may_spread:
         what = f"the job has {nodes} nodes, but {plain(own[0].program)} runs on the first one only, unless it"
         remedy = "request one node, or start a program with MPI with srun or mpiexec"
         yield Problem(own[0].command.line, f"{what} starts others itself", remedy, "note")

@@ -13,6 +13,7 @@ from ddp_hpc.schedulers.registry import MONITORED
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
+_FACTOR = re.compile(r"(?<![\w${])[A-Za-z_]\w*")
 _MOST_PAIRS = 250_000  # of names; to compare two of them takes 5 microseconds
 _DECLARES = re.compile(r"for|let|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
@@ -181,9 +182,15 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
         if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
             continue
         given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
-        for name in _expanded(" ".join(value for value in given if value)):
+        names = _expanded(" ".join(value for value in given if value))
+        # In $(( )), names need no $.
+        values = (script.set_once.get(name, "") for name in names)
+        factors = [name for value in values if value[:3] == "$((" for name in _FACTOR.findall(value)]
+        for name in (*names, *factors):
             is_argument = name.isdecimal()  # sbatch passes them on to the script
-            if read.get(name) and not (is_argument or name in reader.variables or _OF_RANKS.fullmatch(name)):
+            is_unset = read.get(name) or (name not in names and not script.sets(name))
+            is_unset = is_unset and name not in ("RANDOM", "SECONDS", "UID")  # of bash
+            if is_unset and not (is_argument or name in reader.variables or _OF_RANKS.fullmatch(name)):
                 what = f"the script never sets {plain(name)}"
                 yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
 

@@ -259,7 +259,9 @@ def parse_script(text: str) -> Script:
         quoted=tuple(quoted),
         assignments=tuple(_assignments(commands)),
     )
-    return replace(script, scheduler=_scheduler_of(script))
+    script = replace(script, scheduler=_scheduler_of(script))
+    shell = script.value("-S") or ""  # of qsub; for sbatch, it is a number
+    return replace(script, shebang=shell) if shell[:1] == "/" and not script.shebang else script
 
 
 def _scheduler_of(script: Script) -> str:

@@ -23,6 +23,7 @@ from ddp_hpc.lint import (
     checks_output,
     checks_pbs,
     checks_pbs_chunks,
+    checks_placeholders,
     checks_program_arguments,
     checks_program_limits,
     checks_rendezvous,
@@ -57,6 +58,7 @@ __all__ = [
 # Importing these modules registers their checks.
 _MODULES = (
     checks_form,
+    checks_placeholders,
     checks_request,
     checks_syntax,
     checks_pbs,

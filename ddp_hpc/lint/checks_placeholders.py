@@ -1,0 +1,157 @@
+"""Checks of variables and placeholders in directives, which the scheduler takes literally."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.base.units import counted
+from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.lint.placeholders import (
+    has_placeholder,
+    marked_placeholder,
+    stands_for_number,
+    without_comment,
+)
+from ddp_hpc.lint.template_files import is_submitted_with
+
+# Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
+_FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
+
+
+@check("JOB008", "error", "a variable or ~ in a directive")
+def _unexpanded(subject: Subject) -> Iterator[Problem]:
+    for d in subject.script.read():
+        # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
+        is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
+        if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
+            what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
+            may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
+            yield Problem(d.line, what, _instead_of_variable(d), "warning" if may_be_accepted else None)
+
+
+@check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
+def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
+    reader = subject.scheduler.reader
+    for d in subject.script.read():
+        if d.flag == "--export" and (variable := re.search(r"\$\{?\w+\}?", d.value)):
+            what = f"the scheduler does not replace {plain(variable[0])} in --export {shown(d.value)}"
+            yield Problem(d.line, what, "write the value, or export the variable in the script")
+        if _is_free_text(d) or not _is_name(subject, d):
+            continue
+        is_log = d.flag in reader.log_flags
+        if d.flag == "--mail-user" and (subject.script.value("--mail-type") or "none").lower() == "none":
+            continue  # nobody gets mail
+        if (d.flag, subject.script.value("-j")) in (("-e", "oe"), ("-o", "eo")):
+            continue  # the other log has both outputs
+        if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
+            what = f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
+            yield Problem(d.line, what, "omit the option, as the default name of the log contains the job ID")
+        elif any(d.value.count(first) != d.value.count(last) for first, last in ("<>", "{}")):
+            continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
+        elif d.flag in ("--job-name", "--mail-user") and re.search(r"%[jJAaxu](?![a-z])", d.value):
+            what = f"Slurm replaces no pattern in {d.flag} {shown(d.value)}"
+            yield Problem(d.line, what, "use patterns only in --output and --error")
+        elif (name := _misspelled_variable(subject, d)) != ("", ""):
+            yield Problem(d.line, f"PBS does not set {plain(name[0])}", f"did you mean {name[1]}?")
+        elif mark := marked_placeholder(d.value):
+            yield from _not_replaced(subject, d, mark)
+
+
+def _misspelled_variable(subject: Subject, d: Directive) -> tuple[str, str]:
+    """Returns a variable in the name of a log that PBS does not set, and the one that is meant."""
+    variables = subject.scheduler.reader.variables
+    names = [name for name in re.findall(r"\$\{?(PBS_\w+)", d.value) if name not in variables]
+    nearest = nearest_known(names, sorted(variables), cutoff=0.85)
+    return next((pair for pair in nearest.items() if pair[1]), ("", ""))
+
+
+def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem]:
+    """Yields a variable or placeholder in a name, if the scheduler does not replace it."""
+    reader = subject.scheduler.reader
+    may_expand = d.flag in reader.log_flags and reader.expands_log_variables
+    # Torque replaces these, but OpenPBS does not.
+    of_pbs = "" if subject.uses_chunks else "PBS_|"
+    if may_expand and re.search(rf"\$\{{?(?:{of_pbs}(?:HOME|USER|LOGNAME)\b)|\^", d.value):
+        return
+    if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
+        what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+        remedy = "give only a directory, as the default name of the log contains the job ID"
+    elif mark[0] in "$%":
+        what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+        remedy = _instead_of_variable(d)
+    else:
+        what = f"{shown(mark)} in {d.flag}{'' if mark == d.value else f' {shown(d.value)}'} is a placeholder"
+        remedy = "write your own value"
+    yield Problem(d.line, what, remedy, "note" if may_expand else None)
+
+
+def _instead_of_variable(d: Directive) -> str:
+    """Returns what to write instead of a variable of the shell in a directive."""
+    patterns = {"ARRAY": "%A_%a", "JOB_?ID": "%j", "USER|LOGNAME": "%u", "JOB_?NAME": "%x"}
+    of_slurm = (to for name, to in patterns.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value))
+    if d.flag in ("--output", "--error") and (pattern := next(of_slurm, "")):
+        return f"write {pattern} instead of the variable" + " and the value of the other" * (
+            d.value.count("$") > 1
+        )
+    if d.flag in ("-N", "--job-name") and re.search(r"\$\{?\w*JOB_?ID", d.value):
+        return "leave the job ID out"
+    return "write the literal value, or pass the option to qsub or sbatch on the command line"
+
+
+def _is_free_text(d: Directive) -> bool:
+    return not d.flag or d.flag in _FREE_TEXT_FLAGS
+
+
+def _has_variable(value: str) -> bool:
+    return "$" in value or bool(re.match(r"(?:[^/:]*:)?~", value))
+
+
+def _is_name(subject: Subject, d: Directive) -> bool:
+    """Returns whether any value is accepted, because it is only a job name, a mail address or a file name."""
+    if d.flag in subject.scheduler.reader.log_flags:
+        # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
+        directory = d.value.rpartition("/")[0]
+        is_literal = _has_variable(directory) or bool(marked_placeholder(directory))
+        return subject.scheduler.reader.expands_log_variables or not is_literal
+    return d.flag in subject.scheduler.reader.name_flags
+
+
+@check("JOB016", "error", "a placeholder of a template in a directive")
+def _placeholders(subject: Subject) -> Iterator[Problem]:
+    directives = [
+        d
+        for d in subject.script.read()
+        if not (_is_free_text(d) or _is_name(subject, d) or _is_constraint_or_name(d))
+        and (has_placeholder(_whole_value(d), is_path=True) or stands_for_number(d.text))
+    ]
+    directives += [
+        d
+        for d in subject.script.read()
+        # After a semicolon, the words may be a comment, which SLURM017 reports.
+        if not d.flag and d.fault and has_placeholder(d.text.partition(";")[0], is_path=True)
+    ]
+    if directives:
+        first = min(directives, key=lambda d: d.line)
+        others = len({d.line for d in directives}) - 1
+        contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
+        text = without_comment(first.text).rstrip()
+        flags = {d.flag for d in directives}
+        is_replaced = "" not in flags and is_submitted_with(subject.path, flags)
+        what = f"{shown(text)} {contain} a placeholder"
+        yield Problem(first.line, what, "replace it with a value", "note" if is_replaced else None)
+
+
+def _whole_value(d: Directive) -> str:
+    """Returns the value of an option, and the words that belong to it, as in `-q [your queue here]`."""
+    if "[" not in d.value or "]" in d.value:
+        return d.value
+    match = re.match(r"[^\]]*\]", d.text[d.text.find(d.value) :])
+    return match[0] if match else d.value
+
+
+def _is_constraint_or_name(d: Directive) -> bool:
+    """Returns whether a value that looks like a placeholder is a job name of PBS, or features of nodes."""
+    name = r"[A-Za-z][\w.+-]*" if d.flag == "-N" else r"\[[\w|&*-]*[a-z\d][\w|&*-]*\]"
+    return d.flag in ("-N", "--constraint") and bool(re.fullmatch(name, d.value))
