@@ -17,7 +17,7 @@ from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import files_of, text_of
 
 # The directory in which the job was submitted, which is where lint looks for programs.
-_HERE = re.compile(r"\.|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)\}?/?")
+_HERE = re.compile(r"\.|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::[-?][^}]*)?\}?/?")
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>.
 _IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>")

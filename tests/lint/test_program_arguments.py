@@ -202,6 +202,7 @@ def test_some_launchers_give_the_program_its_local_rank(
     [
         ("cd $SLURM_SUBMIT_DIR", True),
         ("cd .", True),
+        ('cd "${PBS_O_WORKDIR:?is not set}"', True),
         ("cd /scratch/me/project", True),
         ("cd /scratch/me/other", False),
         ("cd src", False),

@@ -109,6 +109,19 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
     assert run("submit", "job.sh", "--force").out == "12\n"
 
 
+def test_a_program_that_rejects_its_arguments_is_not_submitted(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    (work / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int)\nargs = parser.parse_args()\n"
+    )
+    done = run("submit", *REQUEST, "--", "python", "train.py", "--batch_size", "8")
+    assert done.code == 2
+    assert "train.py has no option --batch_size, so it ends at once; did you mean --batch-size?" in done.err
+    assert not sbatch.called("sbatch --parsable")
+
+
 def test_a_template_is_not_submitted(work: Path, sbatch: Programs, run: Run) -> None:
     Path("job.sh").write_text(
         "#!/bin/bash\n#SBATCH --time=00:10:00\n#SBATCH --nodes={{ nodes }}\nsrun ./a.out\n"
