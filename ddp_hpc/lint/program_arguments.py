@@ -129,11 +129,13 @@ def _built(definitions: Sequence[_Definition], *, is_lax: bool) -> _Parser:
 
 def _definitions(files: ProgramFiles) -> list[_Definition] | None:
     """Returns the arguments of all calls of add_argument; None if there may be others."""
-    first = [tree for tree in files.trees[:1] if _num_parsers(tree)]
-    trees = first or [tree for tree in files.trees if _num_parsers(tree)]
-    if len(trees) != 1 or _num_parsers(trees[0]) != 1 or not _is_whole(trees[0], files):
+    # Modules may have parsers for their own use.
+    trees = files.trees[:1] if any(map(_num_parsers, files.trees[:1])) else files.trees
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [one for tree in trees for one in _calls(tree) if _name(one[0].func) == "add_argument"]
+    has_other_name = sum(_name(node) == "add_argument" for node in nodes) != len(calls)
+    if sum(map(_num_parsers, trees)) != 1 or has_other_name or not _is_whole(nodes, files):
         return None
-    calls = [one for one in _calls(trees[0]) if _name(one[0].func) == "add_argument"]
     found = [_definition(call, is_conditional) for call, is_conditional in calls]
     known = [one for one in found if one is not None]
     return known if len(known) == len(found) else None
@@ -145,10 +147,8 @@ def _num_parsers(tree: ast.Module) -> int:
     return len(calls) + any(call.args or {word.arg for word in call.keywords} - _OF_PARSER for call in calls)
 
 
-def _is_whole(tree: ast.Module, files: ProgramFiles) -> bool:
-    """Returns whether the parser of a file has only the arguments of its calls, and reads all words."""
-    nodes = list(ast.walk(tree))
-    names = {_name(node) for node in nodes}
+def _is_whole(nodes: Sequence[ast.AST], files: ProgramFiles) -> bool:
+    """Returns whether a parser has only the arguments of the calls in these nodes, and reads all words."""
     imports = [
         (alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}", alias.asname)
         for node in nodes
@@ -156,21 +156,16 @@ def _is_whole(tree: ast.Module, files: ProgramFiles) -> bool:
         for alias in node.names
     ]
     others = [name for name, _ in imports if name.partition(".")[0] != "argparse"]
-    is_extended = any(
-        _name(base) == "ArgumentParser"
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-        for base in node.bases
-    )
-    parses = [call for one in files.trees for call, _ in _calls(one) if _is_parse(call)]
+    bases = [base for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+    parses = [call for tree in files.trees for call, _ in _calls(tree) if _is_parse(call)]
     return (
         not {("argparse", None), ("argparse.ArgumentParser", None)}.isdisjoint(imports)
         and not any("argparse" in name.lower() for name in others)
-        and not is_extended
-        and _HIDE_ARGUMENTS.isdisjoint(names)
+        and all(_name(base) != "ArgumentParser" for base in bases)
+        and _HIDE_ARGUMENTS.isdisjoint(map(_name, nodes))
         and bool(parses)
         and all(map(_reads_command_line, parses))
-        and not _changes_arguments(tree, parses)
+        and not any(_changes_arguments(tree, parses) for tree in files.trees)
         and not _is_passed_on(files)
     )
 
@@ -195,8 +190,9 @@ def _changes_arguments(tree: ast.Module, parses: Sequence[ast.Call]) -> bool:
 def _is_passed_on(files: ProgramFiles) -> bool:
     """Returns whether a function or another name gets the parser, and may add arguments."""
     nodes = [node for tree in files.trees for node in ast.walk(tree)]
-    names: set[str] = set()  # of the parser
-    makers = {"ArgumentParser"}  # the functions that return it
+    names: set[str] = set()  # of the parser, and of its groups
+    # The functions that return it, or a part of it.
+    makers = {"ArgumentParser", "add_argument_group", "add_mutually_exclusive_group"}
     num_known = 0
     while num_known < len(names) + len(makers):
         num_known = len(names) + len(makers)

@@ -131,6 +131,11 @@ def test_variables_may_contain_any_arguments(tmp_path: Path, arguments: str, is_
     [
         ("return parser.parse_args()", "return parser.parse_known_args()"),
         ("return parser.parse_args()", "add_more(parser)\n    return parser.parse_args()"),
+        ("return parser.parse_args()", "add_more(group)\n    return parser.parse_args()"),
+        (
+            "return parser.parse_args()",
+            'add = parser.add_argument\n    add("--x")\n    return parser.parse_args()',
+        ),
         ("return parser.parse_args()", "parsers = [parser]\n    return parser.parse_args()"),
         ("return parser.parse_args()", "return parser.parse_args(sys.argv[2:])"),
         ("return parser.parse_args()", "return parser.parse_args([])"),
@@ -171,6 +176,16 @@ def test_the_parser_of_an_imported_module_is_read(tmp_path: Path) -> None:
         tmp_path, "from options import parse\nargs = parse()\n", "python train.py --out a --bs 1"
     )
     assert [one.remedy for one in found] == ["remove it"]
+
+
+def test_the_program_may_add_arguments_to_the_parser_of_a_module(tmp_path: Path) -> None:
+    (tmp_path / "options.py").write_text(PROGRAM.replace("parser.parse_args()", "parser"))
+    program = (
+        'from options import parse\nparser = parse()\nparser.add_argument("--own")\nparser.parse_args()\n'
+    )
+    assert findings(tmp_path, program, "python train.py --out a --own 1") == []
+    assert len(findings(tmp_path, program, "python train.py --out a --other 1")) == 1
+    assert findings(tmp_path, f"import sys\nsys.argv += x\n{program}", "python train.py --other 1") == []
 
 
 def test_an_argument_in_a_condition_is_not_required(tmp_path: Path) -> None:
