@@ -1,19 +1,22 @@
-"""Check of Python programs that end at once: arguments that they reject, and files that are not found."""
+"""Check of Python programs that fail at their start: rejected arguments, and files and modules not found."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
-from itertools import islice
+from functools import lru_cache
+from itertools import islice, takewhile
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import has_placeholder, is_template
-from ddp_hpc.lint.program_arguments import complaint
-from ddp_hpc.request.program import program_of
+from ddp_hpc.lint.program_arguments import complaint, parser_of
+from ddp_hpc.request.program import Program, program_of
 from ddp_hpc.request.program_files import files_of, text_of
 
 # The directory in which the job was submitted, which is where lint looks for programs.
@@ -21,13 +24,14 @@ _HERE = re.compile(r"\.|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::[-?][^}]*
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>.
 _IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>")
+_WRITE = ("cp", "mv", "ln", "sed", "tee", "rsync", "git", "curl", "wget", "tar", "unzip", "patch")
 # An installation of the package makes it importable from anywhere.
 _INSTALLS = ("setup.py", "setup.cfg", "pyproject.toml")
 
 
-@check("JOB043", "error", "a Python program that ends at once")
-def _ends_at_once(subject: Subject) -> Iterator[Problem]:
-    if is_template(subject.script) or subject.template:
+@check("JOB043", "error", "a Python program that fails at its start")
+def _fails_at_start(subject: Subject) -> Iterator[Problem]:
+    if is_template(subject.script) or subject.template or _has_other_directory(subject):
         return
     for start in starts(subject):
         program = program_of(start.words) if ".py" in start.command.text else None
@@ -36,6 +40,8 @@ def _ends_at_once(subject: Subject) -> Iterator[Problem]:
         directories = _directories(subject, start)
         texts = {text: place for place in directories if (text := text_of(place / program.name)) is not None}
         name = plain(program.name.rpartition("/")[2])
+        if _is_written(subject, start, name):
+            continue
         if len(texts) == 1:
             text, place = next(iter(texts.items()))
             if package := _not_importable(subject, program.name, text, place):
@@ -43,53 +49,69 @@ def _ends_at_once(subject: Subject) -> Iterator[Problem]:
                 module = program.name.removeprefix("./").removesuffix(".py").replace("/", ".")
                 remedy = f"start it as python -m {plain(module)}"
                 yield Problem(start.command.line, f"{what}unless PYTHONPATH has another", remedy, "note")
-            yield from _rejected_arguments(start, program.name, place)
+            if parser := _parser(program, place, text):
+                yield from _rejected_arguments(start, program.name, parser)
         elif other := next(filter(None, (_in_other_letters(one / program.name) for one in directories)), ""):
             what = f"there is no {name}, but {plain(other)}, which is another file on Linux"
             yield Problem(start.command.line, what, f"write {plain(other)}")
 
 
-def _rejected_arguments(start: Start, file: str, place: Path) -> Iterator[Problem]:
-    given = start.words[start.words.index(file) + 1 :]
-    if _IS_CUT.search(start.command.text):
+@lru_cache(maxsize=8)  # a script may start a program many times
+def _parser(program: Program, place: Path, _text: bytes) -> ArgumentParser | None:
+    return parser_of(files_of(program, place))
+
+
+def _rejected_arguments(start: Start, file: str, parser: ArgumentParser) -> Iterator[Problem]:
+    given, name = start.words[start.words.index(file) + 1 :], plain(file.rpartition("/")[2])
+    is_value = start.is_launched and start.words[0] == file  # of an option, such as srun -J train.py
+    if is_value or _IS_CUT.search(start.command.text):
         return
     words = ["$" if has_placeholder(word) or _PLACEHOLDER.fullmatch(word) else word for word in given]
-    program, name = program_of(start.words), plain(file.rpartition("/")[2])
-    files = files_of(program, place) if program else None
-    if files and (found := complaint(files, words)):
-        yield Problem(
-            start.command.line, f"{name} {plain(found.what)}, so it ends at once", plain(found.remedy)
-        )
-    elif files and (added := _added_by(start)) and complaint(files, [*words, added]):
-        option = added.partition("=")[0]
-        # PyTorch before 2.0 gives the program --local_rank.
-        is_old = not complaint(files, [*words, added.replace("-rank", "_rank")])
-        launcher = start.program if start.program == "deepspeed" else "torch.distributed.launch"
-        since = " of PyTorch 2" * is_old
-        what = f"{launcher}{since} gives {name} the option {option}, which it does not have"
-        remedy = (
-            "use torchrun, and read LOCAL_RANK" if "torch" in launcher else f"add {option} to the program"
-        )
-        yield Problem(start.command.line, what, remedy, "note" if is_old and added[7] == "-" else None)
-
-
-def _added_by(start: Start) -> str:
-    """Returns the argument that a launcher adds to those of the program; empty if it adds none."""
-    if start.program == "deepspeed":
-        return "" if "--no-local-rank" in start.options else "--local_rank=0"
+    if found := complaint(parser, words):
+        yield Problem(start.command.line, f"{name} {plain(found.what)}", plain(found.remedy))
+        return
+    options = parser._option_string_actions
     is_launch = start.is_torchrun and "torch.distributed.launch" in start.words[:7]
-    return "--local-rank=0" if is_launch and "--use-env" not in start.options else ""
+    if is_launch and "--use-env" not in start.options and "--local-rank" not in options:
+        # PyTorch before 2.0 gives the program --local_rank.
+        is_old = "--local_rank" in options
+        what = f"torch.distributed.launch{' of PyTorch 2' * is_old} gives {name} the option --local-rank, "
+        remedy = "use torchrun, and read LOCAL_RANK"
+        yield Problem(start.command.line, f"{what}which it does not have", remedy, "note" if is_old else None)
+    elif start.program == "deepspeed" and not {"--local_rank", "--no-local-rank"} & {
+        *options,
+        *start.options,
+    }:
+        what = f"deepspeed gives {name} the option --local_rank, which it does not have"
+        yield Problem(start.command.line, what, "add it to the program, or use deepspeed --no_local_rank")
+
+
+def _has_other_directory(subject: Subject) -> bool:
+    """Returns whether the job does not start in the directory in which it is submitted."""
+    script = subject.script
+    is_set = script.value("--chdir", "-D", "--workdir", "-d", "-w") is not None and script.scheduler != ""
+    stays_at_home = subject.scheduler.reader.starts_login_shell and not any(
+        command.name in ("cd", "pushd") for command in script.commands
+    )
+    return is_set or stays_at_home
+
+
+def _is_written(subject: Subject, start: Start, name: str) -> bool:
+    """Returns whether the script may write the program, or starts it in another directory."""
+    others = [command.text for command in subject.script.commands if command.name in _WRITE]
+    is_moved = re.search(r"--chdir|\s-D\s|\bbuiltin\b|\benv\s+-C", start.command.text)
+    is_target = re.search(rf">\s*\S*{re.escape(name)}", subject.script.text)
+    return bool(is_moved or is_target) or any(name in text for text in others)
 
 
 def _not_importable(subject: Subject, file: str, text: bytes, place: Path) -> str:
     """Returns the directory of a program that imports it as a package, which only `python -m` finds."""
     package = file.removeprefix("./").partition("/")[0]
-    is_inside = package.isidentifier() and "/" in file
-    imports = re.search(rf"(?m)^(?:from|import) {package}\b".encode(), text) if is_inside else None
+    is_own = package.isidentifier() and "/" in file and package not in sys.stdlib_module_names
+    imports = re.search(rf"(?m)^(?:from|import) {package}\b".encode(), text) if is_own else None
     is_found = "PYTHONPATH" in subject.script.text or b"sys.path" in text
-    is_installed = any((place / name).exists() for name in _INSTALLS)
-    has_own = (place / package / package).exists() or (place / package / f"{package}.py").exists()
-    return package if imports and not (is_found or is_installed or has_own) else ""
+    others = [*_INSTALLS, f"{package}/{package}", f"{package}/{package}.py"]
+    return "" if not imports or is_found or any(os.path.exists(place / one) for one in others) else package  # noqa: PTH110 - Path.exists raises errors, for example if a name is too long
 
 
 def _in_other_letters(path: Path) -> str:
@@ -106,8 +128,9 @@ def _directories(subject: Subject, start: Start) -> list[Path]:
     """Returns the directories in which a program may be started; none if commands before it hide them."""
     places = [subject.directory] if subject.directory else []
     if not places and subject.path:
-        places = list(islice(subject.path.absolute().parents, 2))
-    before = [command for command in subject.script.commands if command.line < start.command.line]
+        places = list(islice(subject.path.absolute().parents, 3))
+    own = (start.command.line, start.command.text)
+    before = list(takewhile(lambda command: (command.line, command.text) != own, subject.script.commands))
     moves = [command for command in before if command.name in ("cd", "pushd", "popd")]
     return [moved for place in places if (moved := _after(place, moves))]
 

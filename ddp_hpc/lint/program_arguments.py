@@ -1,13 +1,15 @@
 """The arguments that a Python program accepts, as its calls of argparse define them.
 
-The program is parsed, never run: its parser is built again from the source code, and argparse itself judges
-the command line. A parser that cannot be built as a whole accepts everything.
+The program is parsed, never run: its parser is built again from the source code, and the argparse of the
+Python that runs lint judges the command line. Only a parser whose whole life is in the program's own file is
+built; of all others, every argument is accepted.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
@@ -16,22 +18,23 @@ from ddp_hpc.request.program_files import ProgramFiles
 
 # What argparse may be told without an effect on the arguments that it accepts.
 _OF_PARSER = frozenset(
-    (
-        "prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev",
-        "argument_default",
-    )
-)  # fmt: skip
+    ("prog", "usage", "description", "epilog", "formatter_class", "add_help", "argument_default")
+)
+_GROUPS = frozenset(("add_argument_group", "add_mutually_exclusive_group"))
+_HARMLESS = frozenset(("set_defaults", "print_help", "print_usage", "format_help", "error", "exit"))
 _WITHOUT_VALUE = frozenset(("store_true", "store_false", "store_const", "append_const", "count"))
-# With these, a program has arguments that its calls do not show, or reads only a part of the arguments.
-_HIDE_ARGUMENTS = frozenset(
-    (
-        "parse_known_args", "parse_known_intermixed_args", "parse_intermixed_args", "add_subparsers",
-        "HfArgumentParser", "_add_action", "_actions", "_option_string_actions", "REMAINDER", "PARSER",
-    )
-)  # fmt: skip
 _NUMBERS: dict[str, Callable[[str], object]] = {"int": int, "float": float}
-# Functions that may read sys.argv without an effect on the arguments.
+# Functions that may get sys.argv without an effect on the arguments.
 _ONLY_READ = frozenset(("len", "print", "join", "info", "basename"))
+_MOST_WORDS = 1000
+_MOST_VALUES = 100
+_DEEPEST = 5
+# Words of which the shell may make several, or none.
+_IS_UNKNOWN = re.compile(r"[$`*?{\[(]")
+# Versions of argparse differ in what they take for a number rather than for an option.
+_ODD_NUMBER = re.compile(r"-\.?\d(?!\d*(?:\.\d+)?$)")
+_ASKS_FOR_HELP = re.compile(r"--?h(?:e(?:lp?)?)?|-[A-Za-z]+h[A-Za-z]*")
+
 _Definition = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -58,209 +61,263 @@ class _Choices(list[object]):
         return _is_unknown(value) or super().__contains__(value)
 
 
-def complaint(files: ProgramFiles, words: Sequence[str]) -> Complaint | None:
-    """Returns why a program rejects these arguments; None if it accepts them, or if that is not known."""
-    given: list[str] = []
-    options: dict[str, argparse.Action] = {}
-    is_lax = False
+def parser_of(files: ProgramFiles) -> argparse.ArgumentParser | None:
+    """Returns the parser of a program; None if it has none, or if others may change it or its arguments."""
     try:
         definitions = _definitions(files)
-        if definitions and {"-h", "--help"}.isdisjoint(words):
-            options = dict(_built(definitions, is_lax=True)._option_string_actions)
-            given = _known(words, options)
-            is_lax = len(given) < len(words)
-            _built(definitions, is_lax=is_lax).parse_args(given)
-    except _RejectedError as rejected:
-        return _explained(str(rejected), given, options, is_lax)
-    except (argparse.ArgumentError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
+        parser = _Parser(add_help=False)
+        for names, properties in definitions or ():
+            parser.add_argument(*names, **properties)
+    except (argparse.ArgumentError, TypeError, ValueError, AttributeError, LookupError, RecursionError):
         return None  # argparse does not accept the definitions as they were read
+    return parser if definitions else None
+
+
+def complaint(parser: argparse.ArgumentParser, words: Sequence[str]) -> Complaint | None:
+    """Returns why a program rejects these arguments; None if it accepts them, or if that is not known.
+
+    Without its variables and patterns, which the shell expands, only the names of the options are judged.
+    """
+    options = parser._option_string_actions
+    if len(words) > _MOST_WORDS or any(
+        _ASKS_FOR_HELP.fullmatch(word) or _ODD_NUMBER.match(word) for word in words
+    ):
+        return None
+    known = _known(words, options)
+    if len(known) < len(words):
+        return _unknown_option(known, options)
+    try:
+        parser.parse_args(known)
+    except _RejectedError as rejected:
+        return _explained(str(rejected), known, options)
     return None
 
 
 def _is_unknown(word: object) -> bool:
     """Returns whether the shell replaces a word, or a part of it."""
-    return isinstance(word, str) and any(mark in word for mark in "$`*?{")
+    return isinstance(word, str) and _IS_UNKNOWN.search(word) is not None
 
 
 def _known(words: Sequence[str], options: dict[str, argparse.Action]) -> list[str]:
-    """Returns the words without those of which the shell may make several, or none."""
-    given: list[str] = []
+    """Returns the words that the shell does not replace, and the values of options that are one word."""
+    known: list[str] = []
     for word in words:
         name, equals, _ = word.partition("=")
-        is_value = bool(given) and (action := options.get(given[-1])) is not None and action.nargs is None
+        is_value = bool(known) and (action := options.get(known[-1])) is not None and action.nargs is None
         if not _is_unknown(word) or is_value or (equals and name[:2] == "--" and not _is_unknown(name)):
-            given.append(word)
-    return given
+            known.append(word)
+    return known
 
 
-def _explained(
-    message: str, given: Sequence[str], options: dict[str, argparse.Action], is_lax: bool
-) -> Complaint | None:
+def _unknown_option(words: Sequence[str], options: dict[str, argparse.Action]) -> Complaint | None:
+    before = words[: words.index("--")] if "--" in words else words
+    names = [word.partition("=")[0] for word in before if re.match(r"--[A-Za-z]", word)]
+    return next((_no_option(n, options) for n in names if not any(o.startswith(n) for o in options)), None)
+
+
+def _no_option(name: str, options: dict[str, argparse.Action]) -> Complaint:
+    near = get_close_matches(name, options, n=1, cutoff=0.75)
+    return Complaint(f"has no option {name}", f"did you mean {near[0]}?" if near else "remove it")
+
+
+def _explained(message: str, words: Sequence[str], options: dict[str, argparse.Action]) -> Complaint | None:
     kind, _, rest = message.partition(": ")
     if kind == "the following arguments are required":
-        return Complaint(f"requires {rest}", "add it")
+        return Complaint(f"requires {rest}", "add them" if "," in rest else "add it")
+    if flag := re.match(r"argument (?:\S+/)?(--?[\w-]+): ignored explicit argument '(.*)'", message):
+        return Complaint(f"takes no value after {flag[1]}, such as {flag[2]}", f"write {flag[1]} alone")
     if kind != "unrecognized arguments":
-        return Complaint(f"rejects its {message}", "see its call of add_argument")
-    word = rest.split(" ")[0]
-    if word.startswith("-"):
-        name = word.partition("=")[0]
-        near = get_close_matches(name, options, n=1, cutoff=0.75)
-        return Complaint(f"has no option {name}", f"did you mean {near[0]}?" if near else "remove it")
-    if is_lax:
-        return None  # the word may belong to one that the shell replaces
-    flag = given[given.index(word) - 1] if word in given[1:] else ""
-    if flag in options and options[flag].nargs == 0:
-        return Complaint(f"takes no value after {flag}, such as {word}", f"write {flag} alone")
+        return Complaint(f"rejects its arguments: {message}", "see its calls of add_argument")
+    word = max((word for word in words if rest.startswith(word)), key=len, default=rest)
+    if re.match(r"--?[A-Za-z]", word):
+        return _no_option(word.partition("=")[0], options)
+    flag_before = words[words.index(word) - 1] if word in words[1:] else ""
+    if flag_before in options and options[flag_before].nargs == 0:
+        return Complaint(f"takes no value after {flag_before}, such as {word}", f"write {flag_before} alone")
     return Complaint(f"takes no argument {word} here", "remove it, or write its option before it")
-
-
-def _built(definitions: Sequence[_Definition], *, is_lax: bool) -> _Parser:
-    """Returns a parser; if it is lax, no argument is required, as variables may contain some."""
-    parser = _Parser(add_help=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    for names, given in definitions:
-        own = dict(given)
-        if is_lax:
-            own.pop("required", None)
-            own |= {"nargs": "*"} if names[0][:1] != "-" or own.get("nargs") == "+" else {}
-        parser.add_argument(*names, **own)
-    return parser
 
 
 def _definitions(files: ProgramFiles) -> list[_Definition] | None:
     """Returns the arguments of all calls of add_argument; None if there may be others."""
-    # Modules may have parsers for their own use.
-    trees = files.trees[:1] if any(map(_num_parsers, files.trees[:1])) else files.trees
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = [one for tree in trees for one in _calls(tree) if _name(one[0].func) == "add_argument"]
-    has_other_name = sum(_name(node) == "add_argument" for node in nodes) != len(calls)
-    if sum(map(_num_parsers, trees)) != 1 or has_other_name or not _is_whole(nodes, files):
+    if not files.trees or not files.is_complete or any(map(_has_arguments, files.trees[1:])):
         return None
-    found = [_definition(call, is_conditional) for call, is_conditional in calls]
+    tree = files.trees[0]
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    calls = [node for node in parents if isinstance(node, ast.Call)]
+    made = [call for call in calls if _name(call.func) == "ArgumentParser"]
+    parsed = [call for call in calls if _name(call.func) == "parse_args"]
+    always = list(_always_called(tree))
+    is_plain = len(made) == len(parsed) == 1 and made[0] in always and parsed[0] in always
+    if not is_plain or not _is_of_argparse(tree, made[0]) or parsed[0].args or parsed[0].keywords:
+        return None
+    names = _names_of_parser(tree)
+    if names is None or not all(_is_harmless(node, parents, names) for node in ast.walk(tree)):
+        return None
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found: list[_Definition | None] = []
+    if not any(word.arg == "add_help" and _constant(word.value) is False for word in made[0].keywords):
+        found.append((("-h", "--help"), {"action": "store_true"}))
+    for call in (call for call in calls if _name(call.func) == "add_argument"):
+        is_sure = call in always and always.index(call) < always.index(parsed[0])
+        found.append(_definition(call, own, is_sure=is_sure))
+    # With some of these between options, versions of argparse differ, or need much time.
+    is_hard = any(one and one[0][0][0] != "-" and "nargs" in one[1] for one in found)
     known = [one for one in found if one is not None]
-    return known if len(known) == len(found) else None
+    return None if is_hard or len(known) < len(found) or len(found) < 2 else known
 
 
-def _num_parsers(tree: ast.Module) -> int:
-    """Returns the number of parsers that a file makes; one more if it makes a special one."""
-    calls = [call for call, _ in _calls(tree) if _name(call.func) == "ArgumentParser"]
-    return len(calls) + any(call.args or {word.arg for word in call.keywords} - _OF_PARSER for call in calls)
+def _has_arguments(tree: ast.Module) -> bool:
+    """Returns whether a module of the program may define, read or change arguments."""
+    names = ("argv", "add_argument", "parse_args", "parse_known_args")
+    return any(_name(node) in names for node in ast.walk(tree))
 
 
-def _is_whole(nodes: Sequence[ast.AST], files: ProgramFiles) -> bool:
-    """Returns whether a parser has only the arguments of the calls in these nodes, and reads all words."""
+def _is_of_argparse(tree: ast.Module, made: ast.Call) -> bool:
+    """Returns whether a parser is one of argparse, without special properties."""
     imports = [
         (alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}", alias.asname)
-        for node in nodes
+        for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
+        if "argparse" in alias.name.lower() or "argumentparser" in alias.name.lower()
     ]
-    others = [name for name, _ in imports if name.partition(".")[0] != "argparse"]
-    bases = [base for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases]
-    parses = [call for tree in files.trees for call, _ in _calls(tree) if _is_parse(call)]
-    return (
-        not {("argparse", None), ("argparse.ArgumentParser", None)}.isdisjoint(imports)
-        and not any("argparse" in name.lower() for name in others)
-        and all(_name(base) != "ArgumentParser" for base in bases)
-        and _HIDE_ARGUMENTS.isdisjoint(map(_name, nodes))
-        and bool(parses)
-        and all(map(_reads_command_line, parses))
-        and not any(_changes_arguments(tree, parses) for tree in files.trees)
-        and not _is_passed_on(files)
-    )
+    form = ("argparse", None) if isinstance(made.func, ast.Attribute) else ("argparse.ArgumentParser", None)
+    is_whole = ast.unparse(made.func) in ("argparse.ArgumentParser", "ArgumentParser")
+    is_special = bool(made.args) or not {word.arg for word in made.keywords} <= _OF_PARSER
+    return form in imports and {*imports} <= {form, ("argparse", None)} and is_whole and not is_special
 
 
-def _is_parse(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "parse_args"
-
-
-def _reads_command_line(call: ast.Call) -> bool:
-    given = [ast.unparse(one) for one in (*call.args, *(word.value for word in call.keywords))]
-    return not given or given[0] in ("sys.argv[1:]", "argv", "args", "None")
-
-
-def _changes_arguments(tree: ast.Module, parses: Sequence[ast.Call]) -> bool:
-    """Returns whether the program uses sys.argv itself, other than its own name."""
-    harmless = [call for call, _ in _calls(tree) if _name(call.func) in _ONLY_READ]
-    own_name = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and ast.unparse(n) == "sys.argv[0]"]
-    known = {id(node) for part in (*parses, *harmless, *own_name) for node in ast.walk(part)}
-    return any(_name(node) == "argv" and id(node) not in known for node in ast.walk(tree))
-
-
-def _is_passed_on(files: ProgramFiles) -> bool:
-    """Returns whether a function or another name gets the parser, and may add arguments."""
-    nodes = [node for tree in files.trees for node in ast.walk(tree)]
-    names: set[str] = set()  # of the parser, and of its groups
-    # The functions that return it, or a part of it.
-    makers = {"ArgumentParser", "add_argument_group", "add_mutually_exclusive_group"}
-    num_known = 0
-    while num_known < len(names) + len(makers):
-        num_known = len(names) + len(makers)
-        for node in nodes:
-            if isinstance(node, ast.Assign) and _is_call_of(node.value, makers):
+def _names_of_parser(tree: ast.Module) -> set[str] | None:
+    """Returns the names of the parser, of its groups and of functions that return it; None if unclear."""
+    names = {"ArgumentParser", *_GROUPS}
+    for _ in range(_DEEPEST):
+        before = len(names)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and _is_call_of(node.value, names):
                 names.update(map(_name, node.targets))
             elif isinstance(node, ast.FunctionDef):
                 values = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
-                is_maker = any(
-                    value and (_is_call_of(value, makers) or _name(value) in names) for value in values
-                )
-                makers |= {node.name} if is_maker else set()
-    return any(_name(part) in names or _is_call_of(part, makers) for node in nodes for part in _given(node))
+                is_maker = any(v and (_is_call_of(v, names) or _name(v) in names) for v in values)
+                names |= {node.name} if is_maker else set()
+        if len(names) == before:
+            return names if "" not in names else None
+    return None
 
 
-def _given(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields what a node gives to a function, to a list, or to another name."""
-    if isinstance(node, ast.Call):
-        yield from (*node.args, *(word.value for word in node.keywords))
-    elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
-        yield node.value
-    elif isinstance(node, ast.List | ast.Tuple | ast.Dict):
-        yield from ast.iter_child_nodes(node)
+def _is_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST], names: set[str]) -> bool:
+    """Returns whether a node leaves the parser and the command line as they are."""
+    parent = parents.get(node)
+    if _name(node) == "argv":
+        is_own_name = isinstance(parent, ast.Subscript) and _constant(parent.slice) == 0
+        return is_own_name or (isinstance(parent, ast.Call) and _name(parent.func) in _ONLY_READ)
+    if _is_call_of(node, {"add_argument"}):
+        receiver = getattr(getattr(node, "func", None), "value", node)
+        return isinstance(parent, ast.Expr) and (_name(receiver) in names or _is_call_of(receiver, names))
+    if isinstance(getattr(node, "ctx", None), ast.Store):  # such as parser.error = ...
+        return not isinstance(node, ast.Attribute) or _name(node.value) not in names
+    is_made = _is_call_of(node, names)
+    if not is_made and (_name(node) not in names or _is_called(node, parent)):
+        return True
+    if isinstance(parent, ast.Return | ast.Expr | ast.FunctionDef | ast.arg) or (
+        is_made and isinstance(parent, ast.Assign)
+    ):
+        return True  # the last two are annotations
+    allowed = _HARMLESS | _GROUPS | {"add_argument", "parse_args"}
+    is_method = isinstance(parent, ast.Attribute) and parent.attr in allowed
+    return is_method and parent is not None and _is_called(parent, parents.get(parent))
 
 
-def _definition(call: ast.Call, is_conditional: bool) -> _Definition | None:
-    """Returns the names and the properties of an argument; None if the source code does not show them."""
-    names = tuple(
-        one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    )
-    words = {word.arg: word.value for word in call.keywords}
+def _is_called(node: ast.AST, parent: ast.AST | None) -> bool:
+    return isinstance(parent, ast.Call) and parent.func is node
+
+
+def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yields the calls that the program makes in any case, in this order, as far as that is clear."""
+    functions: dict[str, list[ast.FunctionDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.ClassDef):
+            own = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            functions.setdefault(node.name, []).extend(one for one in own if one.name == "__init__")
+    entered: set[str] = set()
+
+    def of_body(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
+        for statement in body:
+            if isinstance(statement, ast.With) or (isinstance(statement, ast.If) and _is_main(statement)):
+                yield from of_body(statement.body)
+            elif isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
+                for call in of_expression(statement.value):
+                    yield call
+                    found = functions.get(_name(call.func), [])
+                    if len(found) == 1 and _name(call.func) not in entered:
+                        entered.add(_name(call.func))
+                        yield from of_body(found[0].body)
+            if isinstance(statement, ast.Return | ast.Raise):
+                return
+
+    def of_expression(node: ast.AST | None) -> Iterator[ast.Call]:
+        if node is None or isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda | ast.comprehension):
+            return
+        for child in ast.iter_child_nodes(node):
+            yield from of_expression(child)
+        if isinstance(node, ast.Call):
+            yield node
+
+    yield from of_body(tree.body)
+
+
+def _is_main(statement: ast.If) -> bool:
+    return isinstance(statement.test, ast.Compare) and _name(statement.test.left) == "__name__"
+
+
+def _definition(call: ast.Call, own: set[str], *, is_sure: bool) -> _Definition | None:
+    """Returns the names and the properties of an argument; None if the source code does not show them.
+
+    `own` are the functions of the program. `is_sure` means that the argument is always added.
+    """
+    texts = [value for value in map(_constant, call.args) if isinstance(value, str) and value]
+    names, words = tuple(texts), {word.arg: word.value for word in call.keywords}
     values = {name: node.value for name, node in words.items() if isinstance(node, ast.Constant)}
     is_optional = bool(names) and names[0].startswith("-")
-    if not names or len(names) < len(call.args) or None in words or (is_conditional and not is_optional):
+    if not names or len(names) < len(call.args) or None in words or not (is_sure or is_optional):
         return None
     action, nargs = values.get("action", None if "action" in words else "store"), values.get("nargs")
-    given: dict[str, Any] = {"dest": values["dest"]} if is_optional and values.get("dest") else {}
-    if is_optional and not is_conditional and values.get("required") is True:
-        given["required"] = True
+    properties: dict[str, Any] = {"dest": values["dest"]} if is_optional and values.get("dest") else {}
+    if is_optional and is_sure and values.get("required") is True:
+        properties["required"] = True
     if action in _WITHOUT_VALUE:
-        return names, given | {"action": action} | ({"const": 0} if action.endswith("const") else {})
-    if action in ("help", "version"):
-        return names, {"action": "store_true"}
+        return names, properties | {"action": action} | ({"const": 0} if action.endswith("const") else {})
     if action is None and ast.unparse(words["action"]).endswith("BooleanOptionalAction"):
-        return names, given | {"action": argparse.BooleanOptionalAction}
-    if action not in ("store", "append", "extend") or ("nargs" in words and "nargs" not in values):
+        return names, properties | {"action": argparse.BooleanOptionalAction}
+    is_known = nargs in (None, "?", "*", "+") or (isinstance(nargs, int) and nargs < _MOST_VALUES)
+    if action not in ("store", "append", "extend") or not is_known or {"nargs"} & words.keys() - values:
         return None
-    given |= {"action": action} | _accepted(words)
-    return names, given | ({"nargs": nargs} if nargs is not None else {})
+    properties |= {"action": action} | _accepted(words, own)
+    return names, properties | ({"nargs": nargs} if nargs is not None else {})
 
 
-def _accepted(words: dict[str | None, ast.expr]) -> dict[str, Any]:
+def _accepted(words: dict[str | None, ast.expr], own: set[str]) -> dict[str, Any]:
     """Returns the type and the choices of an argument, if they are numbers and texts."""
-    given: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     kind = words.get("type")
-    name = kind.id if isinstance(kind, ast.Name) else ""
+    name = kind.id if isinstance(kind, ast.Name) and kind.id not in own else ""
     if convert := _NUMBERS.get(name):
 
         def number(text: str) -> object:
             return text if _is_unknown(text) else convert(text)
 
         number.__name__ = name  # argparse prints it
-        given["type"] = number
+        properties["type"] = number
     choices = words.get("choices")
     if isinstance(choices, ast.List | ast.Tuple | ast.Set) and (kind is None or name in ("str", *_NUMBERS)):
         values = [one.value for one in choices.elts if isinstance(one, ast.Constant)]
-        given |= {"choices": _Choices(values)} if len(values) == len(choices.elts) else {}
-    return given
+        properties |= {"choices": _Choices(values)} if len(values) == len(choices.elts) else {}
+    return properties
+
+
+def _constant(node: ast.AST) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _is_call_of(node: ast.AST, names: set[str]) -> bool:
@@ -272,15 +329,3 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, bool]]:
-    """Yields the calls in the order of the source code, and whether a condition or a loop contains each."""
-    pending = [(tree, False)]
-    while pending:
-        node, is_conditional = pending.pop()
-        if isinstance(node, ast.Call):
-            yield node, is_conditional
-        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-        within = is_conditional or (isinstance(node, ast.If | ast.For | ast.While | ast.Try) and not is_main)
-        pending += [(child, within) for child in reversed([*ast.iter_child_nodes(node)])]

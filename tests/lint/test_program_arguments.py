@@ -16,7 +16,6 @@ import argparse
 
 def parse():
     parser = argparse.ArgumentParser(description="a program")
-    parser.add_argument("data", nargs="?")
     parser.add_argument("--batch-size", "-b", type=int, default=8)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--model", choices=["small", "large"])
@@ -43,12 +42,11 @@ def findings(tmp_path: Path, program: str, command: str) -> list[LintFinding]:
     "arguments",
     [
         "--out a",
-        "--out=a --batch-size=16 --lr 1e-3 data.csv",
+        "--out=a --batch-size=16 --lr 1e-3",
         "--out a --batch 16",
         "--out a -b16 --debug --no-amp",
         "--out a --layers 1 2 3 --model large",
         "--out a --lr -0.1",
-        "--out a -- --other",
         "--help",
         "",
         "--out a --batch_size 16",
@@ -56,7 +54,8 @@ def findings(tmp_path: Path, program: str, command: str) -> list[LintFinding]:
         "--out a --b 16",
         "--out a --o 16",
         "--out a --debug=True",
-        "--out a --debug data.csv True",
+        "--out a --debug True",
+        "--out a --debug=1",
         "--out a --model medium",
         "--out a --batch-size 0.5",
         "--out a --lr fast",
@@ -81,29 +80,30 @@ def test_arguments_are_rejected_if_the_program_rejects_them(tmp_path: Path, argu
     [
         (
             "--out a --batch_size 1",
-            "train.py has no option --batch_size, so it",
+            "train.py has no option --batch_size",
             "did you mean --batch-size?",
         ),
-        ("--out a --queue gpu", "train.py has no option --queue, so it", "remove it"),
-        ("--out a --debug True b", "train.py has no", ""),
-        ("--lr 0.1", "train.py requires --out, so it", "add it"),
-        ("--out a --model xl", "train.py rejects its argument --model: invalid choice: 'xl'", "see its call"),
+        ("--out a --queue gpu", "train.py has no option --queue", "remove it"),
+        (
+            "--out a --debug True",
+            "train.py takes no value after --debug, such as True",
+            "write --debug alone",
+        ),
+        ("--out a --debug=1", "train.py takes no value after --debug, such as 1", "write --debug alone"),
+        ('--out a "b c"', "train.py takes no argument b c here", "remove it"),
+        ("--lr 0.1", "train.py requires --out", "add it"),
+        (
+            "--out a --model xl",
+            "train.py rejects its arguments: argument --model: invalid choice: 'xl'",
+            "see its call",
+        ),
     ],
 )
 def test_the_message_says_what_the_program_accepts(
     tmp_path: Path, arguments: str, what: str, remedy: str
 ) -> None:
     found = findings(tmp_path, PROGRAM, f"srun python -u train.py {arguments}")
-    if remedy:
-        assert [(one.what[: len(what)], one.remedy[: len(remedy)]) for one in found] == [(what, remedy)]
-
-
-def test_a_flag_with_a_value_is_reported_with_both(tmp_path: Path) -> None:
-    program = PROGRAM.replace('    parser.add_argument("data", nargs="?")\n', "")
-    found = findings(tmp_path, program, "python train.py --out a --debug True")
-    assert [(one.what, one.remedy) for one in found] == [
-        ("train.py takes no value after --debug, such as True, so it ends at once", "write --debug alone")
-    ]
+    assert [(one.what[: len(what)], one.remedy[: len(remedy)]) for one in found] == [(what, remedy)]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,7 @@ def test_a_flag_with_a_value_is_reported_with_both(tmp_path: Path) -> None:
         ("--outdir $OUT", True),
         ("$OPTIONS --batchsize 16", True),
         ("--out $OUT --model xl", True),
+        ("$OPTIONS --model xl", False),
     ],
 )
 def test_variables_may_contain_any_arguments(tmp_path: Path, arguments: str, is_found: bool) -> None:
@@ -136,6 +137,16 @@ def test_variables_may_contain_any_arguments(tmp_path: Path, arguments: str, is_
             "return parser.parse_args()",
             'add = parser.add_argument\n    add("--x")\n    return parser.parse_args()',
         ),
+        ("return parser.parse_args()", "parser.error = print\n    return parser.parse_args()"),
+        (
+            "return parser.parse_args()",
+            "try:\n        return parser.parse_args()\n    except SystemExit:\n        pass",
+        ),
+        ("return parser.parse_args()", "return parser.parse_args() if X else None"),
+        ("    parse()", "    if DEBUG:\n        parse()"),
+        ("parser = argparse", "parser = X or argparse"),
+        ("parser = argparse", "parser: object = argparse"),
+        ('add_argument("--lr", type=float)', 'add_argument("data", nargs="?")'),
         ("return parser.parse_args()", "parsers = [parser]\n    return parser.parse_args()"),
         ("return parser.parse_args()", "return parser.parse_args(sys.argv[2:])"),
         ("return parser.parse_args()", "return parser.parse_args([])"),
@@ -170,22 +181,25 @@ def test_a_command_that_is_not_whole_is_not_judged(tmp_path: Path, end: str) -> 
     assert [one for one in lint_script(text, directory=tmp_path) if one.check == "JOB043"] == []
 
 
-def test_the_parser_of_an_imported_module_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from options import parse\nargs = parse()\n",
+        "from options import parser\nparser.add_argument('--own')\nparser.parse_args()\n",
+        f"import options\n{PROGRAM}",
+    ],
+)
+def test_a_parser_in_several_files_accepts_everything(tmp_path: Path, program: str) -> None:
     (tmp_path / "options.py").write_text(PROGRAM)
-    found = findings(
-        tmp_path, "from options import parse\nargs = parse()\n", "python train.py --out a --bs 1"
-    )
-    assert [one.remedy for one in found] == ["remove it"]
+    assert findings(tmp_path, program, "python train.py --unknown 1") == []
 
 
-def test_the_program_may_add_arguments_to_the_parser_of_a_module(tmp_path: Path) -> None:
-    (tmp_path / "options.py").write_text(PROGRAM.replace("parser.parse_args()", "parser"))
-    program = (
-        'from options import parse\nparser = parse()\nparser.add_argument("--own")\nparser.parse_args()\n'
-    )
-    assert findings(tmp_path, program, "python train.py --out a --own 1") == []
-    assert len(findings(tmp_path, program, "python train.py --out a --other 1")) == 1
-    assert findings(tmp_path, f"import sys\nsys.argv += x\n{program}", "python train.py --other 1") == []
+@pytest.mark.parametrize(
+    ("arguments", "is_found"), [("a.csv", False), ("", True), ("a.csv b.csv", True), ("$DATA b.csv", False)]
+)
+def test_arguments_without_an_option_are_counted(tmp_path: Path, arguments: str, is_found: bool) -> None:
+    program = PROGRAM.replace("    group = ", '    parser.add_argument("data")\n    group = ')
+    assert bool(findings(tmp_path, program, f"python train.py --out a {arguments}")) == is_found
 
 
 def test_an_argument_in_a_condition_is_not_required(tmp_path: Path) -> None:
