@@ -28,7 +28,7 @@ _REMEDIES = {
 _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash|zsh|posix)|__conda_setup|\beval\s+[\"']?\$\{?\w|"
     r"(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
-    r"\b(?:module|ml|uenv|spack)\b.*(?i:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
+    r"\b(?:module|ml|uenv|spack)\b.*(?:(?i:conda|mamba|forge)|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _OF_SHELL = re.compile(
     r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi"

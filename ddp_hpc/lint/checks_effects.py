@@ -26,10 +26,8 @@ BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activ
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
     @ $? is the status of the command before, which only prints @ write status=$? before that
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
-^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w*r\w*\s+(?:\./)?\*
+^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w{,4}r\w{,4}\s+(?:\./)?\*(?=\s|$)
     @ this deletes what your other jobs have on this node @ make a directory for this job
-^#(?:SBATCH\s+(?:--array|-a)|PBS\s+-J)\b(?![^\0]*JobStorageLocation)[^\0]*?\bmatlab\b[^\0]*?\bparpool\(
-    @ the pools of several tasks write to the same files @ set JobStorageLocation, for each task
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
 ^set\s+(?:-\w+\s+){,3}-(?:\w*u|o\s+nounset\b)(?:(?!^[ \t]*set\s+\+|#!/)[^\0]){,3000}?
@@ -128,6 +126,10 @@ def _together(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     yield from _copies(subject)
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
+    pools = [c for c in script.commands if re.search(r"\bparpool\((?!['\"]threads)", c.text)] if tasks else []
+    if pools and "JobStorageLocation" not in script.text:
+        what = "the pools of all tasks of the array write to the same files"
+        yield Problem(pools[0].line, what, "set JobStorageLocation of parcluster to a directory of the task")
     words = [word for start in started for word in start.words]
     if re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks) and any(word.startswith("--") for word in words):
         texts = [command.text.encode(errors="replace") for command in script.commands]

@@ -48,7 +48,9 @@ _READ_LOOP = re.compile(
     r"(.*?)(?:^[ \t]*|;\s*)done\b(?!\s*\d<)"
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
-_HAS_OTHER_INPUT = re.compile(r"/dev/null|--input|-i none|ssh\s+(?:-\S+\s+)*-[A-Za-z]*[nf]\s|&\s*$")
+_HAS_OTHER_INPUT = re.compile(
+    r"/dev/null|--input|-i none|ssh\s+(?:-\S+\s+)*-[A-Za-z]*[nf][A-Za-z]*\s|<|&\s*$"
+)
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 _READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
 _TIMEOUT = re.compile(r"timeout\s+(?:-\S+\s+|--\S+=\S+\s+)*(\d{1,9})([smhd]?)\s")
@@ -232,8 +234,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append" or not array
             what = f"all tasks of the array write to {shown(d.value)}"
+            what = what if array else f"submitted with --array, all tasks write to {shown(d.value)}"
             what += "" if appends else ", and each overwrites the output of the others"
-            what += "" if array else ", if sbatch gets --array"
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
 
 
@@ -282,7 +284,8 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
         place = command.option("--partition", "-p") if command.launched else None
         own_place = script.value("--partition")
-        if place and own_place and place != own_place and "$" not in place:
+        is_of_job = not place or not own_place or place in own_place.split(",") or "$" in place
+        if place and not is_of_job and not re.search("--jobid|--het-group", command.text):
             what = f"a job step has nodes of the job, so srun ignores --partition={plain(place)}"
             yield Problem(command.line, what, "request the partition for the job")
         if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):

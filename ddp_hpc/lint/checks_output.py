@@ -9,6 +9,7 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.checks_program_limits import IS_LIGHT
 from ddp_hpc.lint.parse_script import Command, Script
+from ddp_hpc.schedulers.script_options import whole_number
 
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
@@ -65,8 +66,10 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             reported.add(command.line)
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
     exits = [command for command in commands if command.name == "exit"]
-    if len(exits) == 1 and exits[0].line == script.end and exits[0].argv[1:2] > ("0",):
-        what = f"the job always ends with status {plain(exits[0].argv[1])}, so it counts as failed"
+    status = whole_number(exits[0].argv[1]) if len(exits) == 1 and len(exits[0].argv) == 2 else 0
+    may_end = any(command.name in ("exec", "scancel") or command.words[0] == "exec" for command in commands)
+    if status and exits[0].line == script.end and not may_end:
+        what = f"the job always ends with status {status}, so it counts as failed"
         yield Problem(script.end, what, "write exit 0, or the status of the program", "note")
     if "bash" in script.shebang:
         yield from _waits_for_all(script)

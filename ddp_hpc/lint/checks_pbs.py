@@ -133,7 +133,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             what = f"{shown(d.flag)} is not a qsub option"
             remedy = "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)"
             if d.flag == "-d":
-                remedy = f"use cd {plain(d.value) or 'DIRECTORY'}, as only Torque has this option"
+                remedy = f"remove it, and write cd {plain(d.value) or 'DIRECTORY'} in the script"
             if d.flag == "-t":
                 array = plain(d.value) or "1-10"
                 remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
@@ -196,8 +196,15 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
         unknown += [(d.line, w) for w in names if w and w not in _RESOURCES and w not in _ELSEWHERE]
     for line, word in unknown:
-        if re.search(r"[^\w.@-]", word) and not has_placeholder(word) and "$" not in word:
-            yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", "correct it", "error")
+        is_continued = "\\" in word  # in the next line
+        if (
+            not is_continued
+            and re.search(r"[^\w.@-]", word)
+            and not has_placeholder(word)
+            and "$" not in word
+        ):
+            remedy = "write = for :" if word.endswith(":") else "write the name of a resource"
+            yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", remedy, "error")
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:
         near = nearest.get(word)
@@ -262,17 +269,18 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
-    # An interactive job runs no command of the script, and tasks of pbsdsh start at home in any case.
-    is_elsewhere = script.value("-I") is not None or any(c.name == "pbsdsh" for c in script.commands)
-    if moves or in_place or is_elsewhere:
+    # An interactive job runs no command of the script.
+    if moves or in_place or script.value("-I") is not None:
         return
     remedy = 'add cd "$PBS_O_WORKDIR"'
     if line := _line_of_relative_program(subject):
         yield Problem(line, "PBS starts a job in the home directory, not where qsub was called", remedy)
         return
     for start in (one for one in starts(subject) if not IS_LIGHT.fullmatch(one.program)):
-        if not re.search("['\"]", start.command.text) and (
-            file := _READS_FILE.search(start.command.text.partition(start.words[0])[2])
+        if (
+            start.command.name != "pbsdsh"
+            and not re.search("['\"]", start.command.text)
+            and (file := _READS_FILE.search(start.command.text.partition(start.words[0])[2]))
         ):
             what = f"PBS starts a job in the home directory, so it looks for {shown(file[0][1:])} there"
             yield Problem(start.command.line, what, remedy, "note")
@@ -281,7 +289,8 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 
 def _line_of_relative_program(subject: Subject) -> int | None:
     """Returns the number of the first line that starts a file of Python or a program of this directory."""
-    for command in subject.script.commands:
+    # The tasks of pbsdsh start in the home directory in any case.
+    for command in (one for one in subject.script.commands if one.name != "pbsdsh"):
         if any(re.fullmatch(r"\./[^/]+", word) for word in (command.launched or command.argv)[:1]):
             return command.line
         if any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]) and any(
@@ -353,7 +362,7 @@ def _kept_log(subject: Subject) -> Iterator[Problem]:
             break
     log, errors = (subject.script.value(flag) or "" for flag in ("-o", "-e"))
     is_joined = subject.script.value("-j") in ("oe", "eo") or kept
-    if log == errors and "." in log.rpartition("/")[2] and not is_joined:
+    if log == errors and re.search(r"\.[A-Za-z]\w*$", log) and not is_joined:
         what = f"-o and -e name the same file, {shown(log)}, and one overwrites the other"
         yield Problem(subject.line_of("-e"), what, "write -j oe instead of -e")
     for d in subject.script.read() if re.fullmatch("[oe]{1,2}", kept) else ():

@@ -36,7 +36,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
     reader = subject.scheduler.reader
     for d in subject.script.read():
         if d.flag == "--export" and (variable := re.search(r"\$\{?\w+\}?", d.value)):
-            what = f"the scheduler does not replace {plain(variable[0])} in --export {shown(d.value)}"
+            what = f"Slurm does not replace {plain(variable[0])} in --export {shown(d.value)}"
             yield Problem(d.line, what, "write the value, or export the variable in the script")
         if _is_free_text(d) or not _is_name(subject, d):
             continue
@@ -53,18 +53,25 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         elif d.flag in ("--job-name", "--mail-user") and re.search(r"%[jJAaxu](?![a-z])", d.value):
             what = f"Slurm replaces no pattern in {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, "use patterns only in --output and --error")
-        elif (name := _misspelled_variable(subject, d)) != ("", ""):
-            yield Problem(d.line, f"PBS does not set {plain(name[0])}", f"did you mean {name[1]}?")
+        elif pair := _misspelled_variable(subject, d):
+            yield Problem(d.line, f"PBS does not set {plain(pair[0])}", f"did you mean {pair[1]}?")
         elif mark := marked_placeholder(d.value):
             yield from _not_replaced(subject, d, mark)
 
 
-def _misspelled_variable(subject: Subject, d: Directive) -> tuple[str, str]:
-    """Returns a variable in the name of a log that PBS does not set, and the one that is meant."""
+def _misspelled_variable(subject: Subject, d: Directive) -> tuple[str, str] | None:
+    """Returns a variable in the name of a log that PBS does not set, and the one that is meant; None if none.
+
+    OpenPBS replaces no variable in these names.
+    """
     variables = subject.scheduler.reader.variables
-    names = [name for name in re.findall(r"\$\{?(PBS_\w+)", d.value) if name not in variables]
+    names = [
+        name
+        for name in re.findall(r"\$\{?(PBS_\w+)", d.value)
+        if name not in variables and not subject.uses_chunks
+    ]
     nearest = nearest_known(names, sorted(variables), cutoff=0.85)
-    return next((pair for pair in nearest.items() if pair[1]), ("", ""))
+    return next((pair for pair in nearest.items() if pair[1]), None)
 
 
 def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem]:

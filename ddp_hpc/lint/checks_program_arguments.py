@@ -22,8 +22,9 @@ from ddp_hpc.request.program_files import files_of, text_of
 # The directory in which the job was submitted, which is where lint looks for programs.
 _HERE = re.compile(r"\.|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::[-?][^}]*)?\}?/?")
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
-# JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>.
-_IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>")
+# JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>;
+# with extglob, @(a|b) is a pattern.
+_IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>|[@+!?](?:\(|$)")
 _WRITE = ("cp", "mv", "ln", "sed", "tee", "rsync", "git", "curl", "wget", "tar", "unzip", "patch")
 # An installation of the package makes it importable from anywhere.
 _INSTALLS = ("setup.py", "setup.cfg", "pyproject.toml")
@@ -131,7 +132,7 @@ def _directories(subject: Subject, start: Start) -> list[Path]:
         places = list(islice(subject.path.absolute().parents, 3))
     own = (start.command.line, start.command.text)
     before = list(takewhile(lambda command: (command.line, command.text) != own, subject.script.commands))
-    moves = [command for command in before if command.name in ("cd", "pushd", "popd")]
+    moves = [command for command in before if command.name in ("cd", "pushd", "popd", "builtin")]
     return [moved for place in places if (moved := _after(place, moves))]
 
 
@@ -139,7 +140,7 @@ def _after(place: Path, moves: list[Command]) -> Path | None:
     """Returns the directory after these commands, which begin in `place`; None if it is unknown."""
     for command in moves:
         target = command.argv[1] if len(command.argv) == 2 else ""
-        if command.name == "popd" or not target or command.text[:1].isspace():
+        if command.name in ("popd", "builtin") or not target or command.text[:1].isspace():
             return None
         if target[0] not in "/~$":
             place = Path(os.path.normpath(place / target))

@@ -89,7 +89,8 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
             what = f"with {gpus} GPUs, mdrun rejects -ntomp without -ntmpi"
             yield Problem(line, what, f"add -ntmpi {gpus}", "note")
         kokkos = re.search(r"\s-k(?:okkos)?\s+on\s+g(?:pus)?\s+(\d{1,2})\s", start.command.text)
-        if kokkos and gpus and gpus != int(kokkos[1]) and (subject.ranks_per_node or 1) > 1:
+        own_gpu = re.search("gpus-per-task|gpu-bind", subject.script.text)
+        if kokkos and gpus and gpus != int(kokkos[1]) and (subject.ranks_per_node or 1) > 1 and not own_gpu:
             what = f"Kokkos uses {counted(int(kokkos[1]), 'GPU')} of each node for all ranks, and the job has"
             yield Problem(line, f"{what} {gpus}", f"write g {gpus}", "note")
         for option, threads in threads_of(start) if cpus else ():
@@ -139,7 +140,8 @@ def _orca(subject: Subject) -> Iterator[Problem]:
     """Yields an input of ORCA in the script with more processes than the job has tasks."""
     tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
     wanted = re.search(r"(?im)^[ \t]*(?:%pal\s+nprocs\s+|![^\n]*\bPAL)(\d{1,4})\b", subject.script.text)
-    if wanted and int(wanted[1]) > tasks and subject.script.read():
+    is_orca = "orca" in subject.script.text.lower() and not subject.scheduler.reader.requests_by_resources
+    if wanted and int(wanted[1]) > tasks and subject.script.read() and is_orca:
         what = f"ORCA starts {wanted[1]} processes with mpirun, which has a slot for each task ({tasks})"
         line = subject.script.text.count("\n", 0, wanted.start(1)) + 1
         yield Problem(line, what, f"request {wanted[1]} tasks", "note")
@@ -169,10 +171,15 @@ def threads_of(start: Start) -> Iterator[tuple[str, int]]:
     """Yields the options that tell a program how many threads to use, and these numbers."""
     name = start.program.lower()
     is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
-    is_here &= "pilon" not in start.command.text  # it ignores --threads
+    # Pilon ignores --threads, and those of CUDA are not of CPUs.
+    is_here &= not re.search("pilon|cuda", start.command.text)
     for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
         match = _THREADS.fullmatch(f"{name} {option}")
-        if match and (threads := whole_number(match[1] or start.given(option) or "")) and "cuda" not in name:
+        if (
+            match
+            and (threads := whole_number(match[1] or start.given(option) or ""))
+            and "cuda" not in start.command.text
+        ):
             yield option, min(threads, _MOST_THREADS.get(name, threads))
 
 

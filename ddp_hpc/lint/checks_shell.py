@@ -116,12 +116,13 @@ export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
 <PYTHON>[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
 rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank
-<ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b
+<ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b(?![#%])
     @ the value begins with /, so ../ before it makes it another directory @ write ../ after it
 (?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
     @ write exec
-[^#']*\b(?:ba)?sh\s+-\w*c\s+"[^"]*\$\x40 @ only the first argument gets into this command @ write $*
-[^#']*[\w/=:-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
+[^#']*\b(?:ba)?sh\s+-\w*c\s+"[^"]*(?<!\\)\$\x40
+    @ the command gets only the first argument @ write $*, or single quotes, and _ "$\x40" after them
+[^#']*[_/=-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
 srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)

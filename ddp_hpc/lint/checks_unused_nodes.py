@@ -80,7 +80,7 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
     ):
         return
     for start in starts(subject):
-        if _WITH_MPI.fullmatch(start.program):
+        if _WITH_MPI.fullmatch(start.program) and not {"-h", "-help", "--help"} & {*start.words}:
             # Built with OpenMP, one rank may use all CPUs of a node.
             has_threads = re.search(r"\somp\b|OMP_NUM_THREADS=(?!1\b)", subject.script.text)
             what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"

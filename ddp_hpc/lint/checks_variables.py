@@ -12,9 +12,8 @@ from ddp_hpc.schedulers.registry import MONITORED
 
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
-# Commands that set variables which are not recorded as assignments.
-_FACTOR = re.compile(r"(?<![\w${])[A-Za-z_]\w*")
 _MOST_PAIRS = 250_000  # of names; to compare two of them takes 5 microseconds
+# Commands that set variables which are not recorded as assignments.
 _DECLARES = re.compile(r"for|let|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables of Grid Engine, LSF, Cobalt and Kubernetes.
@@ -30,7 +29,8 @@ _FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-n
 _OF_RANKS = re.compile(
     r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID|(?:PMI|PALS|OMPI)\w+RANK\w*"
 )
-# A variable without $ in $(( )).
+# Variables without $ in $(( )).
+_FACTOR = re.compile(r"(?<![\w${#])[A-Za-z_]\w*")
 _IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
 _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
 # Commands that may set arrays elsewhere.
@@ -188,7 +188,8 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
         factors = [name for value in values if value[:3] == "$((" for name in _FACTOR.findall(value)]
         for name in (*names, *factors):
             is_argument = name.isdecimal()  # sbatch passes them on to the script
-            is_unset = read.get(name) or (name not in names and not script.sets(name))
+            is_read = re.search(rf"\bread\b.*\b{name}\b", script.text)
+            is_unset = read.get(name) or (name not in names and not script.sets(name) and not is_read)
             is_unset = is_unset and name not in ("RANDOM", "SECONDS", "UID")  # of bash
             if is_unset and not (is_argument or name in reader.variables or _OF_RANKS.fullmatch(name)):
                 what = f"the script never sets {plain(name)}"

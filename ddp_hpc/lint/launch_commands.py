@@ -10,7 +10,7 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Subject, plain
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command, Script
 from ddp_hpc.lint.program_source import ProgramSource
-from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program import Program, program_of
 from ddp_hpc.request.program_files import files_of, text_of
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -253,6 +253,7 @@ def is_alone(start: Start) -> bool:
 def programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
     """Returns the programs that the script starts, and their names, if all of their modules are available."""
     found: list[tuple[Start, str, ProgramSource]] = []
+    sources: dict[Program, ProgramSource] = {}  # a script may start a program many times
     directory = subject.directory
     for start in starts(subject) if directory else ():
         program = program_of(start.words) if ".py" in start.command.text else None
@@ -260,11 +261,12 @@ def programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
             continue
         if text_of(directory / program.name) is None:
             continue
-        files = files_of(program, directory)
+        sources[program] = sources.get(program) or ProgramSource(files_of(program, directory))
+        files = sources[program].files
         # Packages that can be imported after a change of PYTHONPATH.
         packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
         if packages.isdisjoint(files.packages_elsewhere):
-            found.append((start, plain(program.name), ProgramSource(files)))
+            found.append((start, plain(program.name), sources[program]))
     return found
 
 
