@@ -118,7 +118,7 @@ def test_a_program_that_rejects_its_arguments_is_not_submitted(
     )
     done = run("submit", *REQUEST, "--", "python", "train.py", "--batch_size", "8")
     assert done.code == 2
-    assert "train.py has no option --batch_size, so it ends at once; did you mean --batch-size?" in done.err
+    assert "train.py has no option --batch_size; did you mean --batch-size?" in done.err
     assert not sbatch.called("sbatch --parsable")
 
 
