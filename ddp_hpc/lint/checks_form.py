@@ -8,21 +8,10 @@ from difflib import get_close_matches
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.check_registry import (
-    Problem,
-    Severity,
-    Subject,
-    check,
-    is_one_edit,
-    plain,
-    shown,
-)
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
-from ddp_hpc.lint.placeholders import (
-    has_placeholder,
-    is_template,
-)
+from ddp_hpc.lint.placeholders import has_placeholder, is_template
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 

@@ -20,7 +20,7 @@ from ddp_hpc.request.program import Program, program_of
 from ddp_hpc.request.program_files import files_of, text_of
 
 # The directory in which the job was submitted, which is where lint looks for programs.
-_HERE = re.compile(r"\.|\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::[-?][^}]*)?\}?/?")
+_SUBMITTED_IN = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR)(?::[-?][^}]*)?\}?/?")
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>;
 # with extglob, @(a|b) is a pattern.
@@ -138,12 +138,15 @@ def _directories(subject: Subject, start: Start) -> list[Path]:
 
 def _after(place: Path, moves: list[Command]) -> Path | None:
     """Returns the directory after these commands, which begin in `place`; None if it is unknown."""
+    begin = place
     for command in moves:
         target = command.argv[1] if len(command.argv) == 2 else ""
         if command.name in ("popd", "builtin") or not target or command.text[:1].isspace():
             return None
         if target[0] not in "/~$":
             place = Path(os.path.normpath(place / target))
-        elif not _HERE.fullmatch(target) and Path(target).name != place.name:
+        elif _SUBMITTED_IN.fullmatch(target):
+            place = begin
+        elif Path(target).name != place.name:
             return None  # no other copy of the directory, such as that on the cluster
     return place

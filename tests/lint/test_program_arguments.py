@@ -235,6 +235,7 @@ def test_some_launchers_give_the_program_its_local_rank(
         ("cd /scratch/me/project", True),
         ("cd /scratch/me/other", False),
         ("cd src", False),
+        ("cd src\ncd $SLURM_SUBMIT_DIR", True),
         ("  cd src", False),
         ("popd", False),
     ],
