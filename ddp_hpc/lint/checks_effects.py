@@ -26,7 +26,7 @@ BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activ
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
     @ $? is the status of the command before, which only prints @ write status=$? before that
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
-^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w{,4}r\w{,4}\s+(?:\./)?\*(?=\s|$)
+^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w{,4}r\w{,4}\s+(?:\./)?\*(?=[\s;]|$)
     @ this deletes what your other jobs have on this node @ make a directory for this job
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
     @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
@@ -97,6 +97,7 @@ _WITHOUT_MPI = frozenset(
 # Commands before a program.
 _BEFORE = frozenset(("singularity", "apptainer", "time", "env", "nice", "numactl"))
 _OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
+_STARTS_POOL = re.compile(r"(?is)\bmatlab\b.*\bparpool\((?!\W*threads)")
 _INTERPRETERS = ("python", "Rscript", "julia", "perl")
 _RANKS = re.compile(
     rb"(?i)mpi|rank|procid|localid|nodeid|dask|\bray\b|distributed|master_|multi-prog|cluster|parallel|lammps|cpu.bind|hint"
@@ -126,12 +127,15 @@ def _together(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     yield from _copies(subject)
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
-    pools = [c for c in script.commands if re.search(r"\bparpool\((?!['\"]threads)", c.text)] if tasks else []
-    if pools and "JobStorageLocation" not in script.text:
+    pools = [
+        c for c in script.commands if re.search(r"\bmatlab\b.*\bparpool\((?!\W*threads)", c.text, re.I | re.S)
+    ]
+    has_several = re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks)
+    if pools and has_several and not re.search("JobStorageLocation|MATLAB_PREFDIR", script.text):
         what = "the pools of all tasks of the array write to the same files"
-        yield Problem(pools[0].line, what, "set JobStorageLocation of parcluster to a directory of the task")
+        yield Problem(pools[0].line, what, "give each task a JobStorageLocation of its own")
     words = [word for start in started for word in start.words]
-    if re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks) and any(word.startswith("--") for word in words):
+    if has_several and any(word.startswith("--") for word in words):
         texts = [command.text.encode(errors="replace") for command in script.commands]
         files = [word for word in words if re.fullmatch(r"[\w./-]{1,200}\.\w+", word) and subject.directory]
         texts += [text_of((subject.directory or Path()) / name) or b"" for name in files]

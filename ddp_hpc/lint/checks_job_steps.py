@@ -284,7 +284,9 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
         place = command.option("--partition", "-p") if command.launched else None
         own_place = script.value("--partition")
-        is_of_job = not place or not own_place or place in own_place.split(",") or "$" in place
+        is_of_job = (
+            not place or not own_place or {*place.split(",")} <= {*own_place.split(",")} or "$" in place
+        )
         if place and not is_of_job and not re.search("--jobid|--het-group", command.text):
             what = f"a job step has nodes of the job, so srun ignores --partition={plain(place)}"
             yield Problem(command.line, what, "request the partition for the job")

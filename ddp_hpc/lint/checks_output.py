@@ -14,6 +14,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
 _COMPRESSES = ("gzip", "pigz", "zstd", "xz", "bgzip")
+_MAY_END = frozenset(("exec", "scancel", "trap", "source", ".", "kill"))
 _SUBMITS = ("sbatch", "qsub")
 _ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
 _ENDS_AT_ERRORS = re.compile(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e")
@@ -67,8 +68,11 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
     exits = [command for command in commands if command.name == "exit"]
     status = whole_number(exits[0].argv[1]) if len(exits) == 1 and len(exits[0].argv) == 2 else 0
-    may_end = any(command.name in ("exec", "scancel") or command.words[0] == "exec" for command in commands)
-    if status and exits[0].line == script.end and not may_end:
+    may_end = any(
+        {command.name, *command.words[:2]} & {"exec", "scancel", "trap", "source", ".", "kill"}
+        for command in commands
+    )
+    if (status or 0) % 256 and exits[0].line == script.end and not may_end:
         what = f"the job always ends with status {status}, so it counts as failed"
         yield Problem(script.end, what, "write exit 0, or the status of the program", "note")
     if "bash" in script.shebang:

@@ -203,7 +203,9 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             and not has_placeholder(word)
             and "$" not in word
         ):
-            remedy = "write = for :" if word.endswith(":") else "write the name of a resource"
+            remedy = (
+                "write = for :" if word.partition(":")[0] in _RESOURCES else "write the name of a resource"
+            )
             yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", remedy, "error")
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:
@@ -362,7 +364,7 @@ def _kept_log(subject: Subject) -> Iterator[Problem]:
             break
     log, errors = (subject.script.value(flag) or "" for flag in ("-o", "-e"))
     is_joined = subject.script.value("-j") in ("oe", "eo") or kept
-    if log == errors and re.search(r"\.[A-Za-z]\w*$", log) and not is_joined:
+    if log == errors and re.search(r"\.(?:o|e|out|err|log|txt)\w*$", log) and not is_joined:
         what = f"-o and -e name the same file, {shown(log)}, and one overwrites the other"
         yield Problem(subject.line_of("-e"), what, "write -j oe instead of -e")
     for d in subject.script.read() if re.fullmatch("[oe]{1,2}", kept) else ():

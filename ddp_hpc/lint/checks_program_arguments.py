@@ -23,9 +23,13 @@ from ddp_hpc.request.program_files import files_of, text_of
 _SUBMITTED_IN = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR)(?::[-?][^}]*)?\}?/?")
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # JOB024 reports a command that ends after a backslash and a blank, and JOB003 a placeholder such as <model>;
-# with extglob, @(a|b) is a pattern.
-_IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>|[@+!?](?:\(|$)")
+# with extglob, @(a|b) is a pattern, and <(...) is a file.
+_IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>|[<>@+!?](?:\(|$)")
+_MOVES = re.compile(r"--?(?:chdir|wdir|wd|cwd|pwd|directory)\b|\s-D\s|\bbuiltin\b|\benv\s+-C")
+_LASTS = ("\n", ";", "&&", "||")
 _WRITE = ("cp", "mv", "ln", "sed", "tee", "rsync", "git", "curl", "wget", "tar", "unzip", "patch")
+# With these, a program of deepspeed gets no --local_rank, or accepts it.
+_LOCAL_RANK = frozenset(("--local_rank", "--no-local-rank", "--launcher"))
 # An installation of the package makes it importable from anywhere.
 _INSTALLS = ("setup.py", "setup.cfg", "pyproject.toml")
 
@@ -64,7 +68,9 @@ def _parser(program: Program, place: Path, _text: bytes) -> ArgumentParser | Non
 
 def _rejected_arguments(start: Start, file: str, parser: ArgumentParser) -> Iterator[Problem]:
     given, name = start.words[start.words.index(file) + 1 :], plain(file.rpartition("/")[2])
-    is_value = start.is_launched and start.words[0] == file  # of an option, such as srun -J train.py
+    # The file may be the value of an option, such as srun -J train.py; python -V does not run it.
+    is_value = start.is_launched and start.words[0] == file
+    is_value |= not {"-V", "-h", "--version", "--help"}.isdisjoint(start.words[: start.words.index(file)])
     if is_value or _IS_CUT.search(start.command.text):
         return
     words = ["$" if has_placeholder(word) or _PLACEHOLDER.fullmatch(word) else word for word in given]
@@ -79,10 +85,7 @@ def _rejected_arguments(start: Start, file: str, parser: ArgumentParser) -> Iter
         what = f"torch.distributed.launch{' of PyTorch 2' * is_old} gives {name} the option --local-rank, "
         remedy = "use torchrun, and read LOCAL_RANK"
         yield Problem(start.command.line, f"{what}which it does not have", remedy, "note" if is_old else None)
-    elif start.program == "deepspeed" and not {"--local_rank", "--no-local-rank"} & {
-        *options,
-        *start.options,
-    }:
+    elif start.program == "deepspeed" and _LOCAL_RANK.isdisjoint((*options, *start.options)):
         what = f"deepspeed gives {name} the option --local_rank, which it does not have"
         yield Problem(start.command.line, what, "add it to the program, or use deepspeed --no_local_rank")
 
@@ -100,7 +103,7 @@ def _has_other_directory(subject: Subject) -> bool:
 def _is_written(subject: Subject, start: Start, name: str) -> bool:
     """Returns whether the script may write the program, or starts it in another directory."""
     others = [command.text for command in subject.script.commands if command.name in _WRITE]
-    is_moved = re.search(r"--chdir|\s-D\s|\bbuiltin\b|\benv\s+-C", start.command.text)
+    is_moved = _MOVES.search(start.command.text)
     is_target = re.search(rf">\s*\S*{re.escape(name)}", subject.script.text)
     return bool(is_moved or is_target) or any(name in text for text in others)
 
@@ -133,6 +136,11 @@ def _directories(subject: Subject, start: Start) -> list[Path]:
     own = (start.command.line, start.command.text)
     before = list(takewhile(lambda command: (command.line, command.text) != own, subject.script.commands))
     moves = [command for command in before if command.name in ("cd", "pushd", "popd", "builtin")]
+    # Not in a condition, a function or a subshell.
+    if not all(
+        subject.script.lines[c.line - 1].startswith(("cd", "pushd")) and c.ends in _LASTS for c in moves
+    ):
+        return []
     return [moved for place in places if (moved := _after(place, moves))]
 
 
@@ -141,7 +149,7 @@ def _after(place: Path, moves: list[Command]) -> Path | None:
     begin = place
     for command in moves:
         target = command.argv[1] if len(command.argv) == 2 else ""
-        if command.name in ("popd", "builtin") or not target or command.text[:1].isspace():
+        if not target:
             return None
         if target[0] not in "/~$":
             place = Path(os.path.normpath(place / target))

@@ -121,8 +121,8 @@ rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without t
 (?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
     @ write exec
 [^#']*\b(?:ba)?sh\s+-\w*c\s+"[^"]*(?<!\\)\$\x40
-    @ the command gets only the first argument @ write $*, or single quotes, and _ "$\x40" after them
-[^#']*[_/=-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
+    @ the command gets only the first argument @ write $*
+(?!sed|grep)[^#']*[_/=-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
 srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)

@@ -23,11 +23,14 @@ _OF_PARSER = frozenset(
 _GROUPS = frozenset(("add_argument_group", "add_mutually_exclusive_group"))
 _HARMLESS = frozenset(("set_defaults", "print_help", "print_usage", "format_help", "error", "exit"))
 _WITHOUT_VALUE = frozenset(("store_true", "store_false", "store_const", "append_const", "count"))
+_EXITS = frozenset(("exit", "quit", "_exit", "abort"))
+_HARMLESS_DECORATORS = frozenset(("record", "no_grad", "inference_mode", "staticmethod"))
 _NUMBERS: dict[str, Callable[[str], object]] = {"int": int, "float": float}
 # Functions that may get sys.argv without an effect on the arguments.
 _ONLY_READ = frozenset(("len", "print", "join", "info", "basename"))
 _MOST_WORDS = 1000
 _MOST_VALUES = 100
+_MOST_ARGUMENTS = 2000
 _DEEPEST = 5
 # Words of which the shell may make several, or none.
 _IS_UNKNOWN = re.compile(r"[$`*?{\[(]")
@@ -76,7 +79,7 @@ def parser_of(files: ProgramFiles) -> argparse.ArgumentParser | None:
 def complaint(parser: argparse.ArgumentParser, words: Sequence[str]) -> Complaint | None:
     """Returns why a program rejects these arguments; None if it accepts them, or if that is not known.
 
-    Without its variables and patterns, which the shell expands, only the names of the options are judged.
+    If the shell may make several words, or none, of one of them, only the names of options are judged.
     """
     options = parser._option_string_actions
     if len(words) > _MOST_WORDS or any(
@@ -90,6 +93,8 @@ def complaint(parser: argparse.ArgumentParser, words: Sequence[str]) -> Complain
         parser.parse_args(known)
     except _RejectedError as rejected:
         return _explained(str(rejected), known, options)
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+        return None  # of argparse itself
     return None
 
 
@@ -146,22 +151,33 @@ def _definitions(files: ProgramFiles) -> list[_Definition] | None:
     calls = [node for node in parents if isinstance(node, ast.Call)]
     made = [call for call in calls if _name(call.func) == "ArgumentParser"]
     parsed = [call for call in calls if _name(call.func) == "parse_args"]
-    always = list(_always_called(tree))
-    is_plain = len(made) == len(parsed) == 1 and made[0] in always and parsed[0] in always
+    order = {call: number for number, call in enumerate(_always_called(tree))}
+    is_plain = len(made) == len(parsed) == 1 and made[0] in order and parsed[0] in order
     if not is_plain or not _is_of_argparse(tree, made[0]) or parsed[0].args or parsed[0].keywords:
         return None
     names = _names_of_parser(tree)
     if names is None or not all(_is_harmless(node, parents, names) for node in ast.walk(tree)):
         return None
+    adds = [call for call in calls if _name(call.func) == "add_argument"]
+    if len(adds) > _MOST_ARGUMENTS or any(order.get(call, len(order)) > order[parsed[0]] for call in adds):
+        return None  # some are added in a branch, or not at all
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    own |= {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        for alias in getattr(node, "names", ())
+        if isinstance(alias, ast.alias)
+    }
     found: list[_Definition | None] = []
     if not any(word.arg == "add_help" and _constant(word.value) is False for word in made[0].keywords):
         found.append((("-h", "--help"), {"action": "store_true"}))
-    for call in (call for call in calls if _name(call.func) == "add_argument"):
-        is_sure = call in always and always.index(call) < always.index(parsed[0])
-        found.append(_definition(call, own, is_sure=is_sure))
+    found += [_definition(call, own) for call in adds]
     # With some of these between options, versions of argparse differ, or need much time.
-    is_hard = any(one and one[0][0][0] != "-" and "nargs" in one[1] for one in found)
+    without = [one[1] for one in found if one and one[0][0][0] != "-"]
+    is_hard = len(without) > _DEEPEST or any("nargs" in properties for properties in without)
     known = [one for one in found if one is not None]
     return None if is_hard or len(known) < len(found) or len(found) < 2 else known
 
@@ -210,6 +226,11 @@ def _is_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST], names: set[str]
     if _name(node) == "argv":
         is_own_name = isinstance(parent, ast.Subscript) and _constant(parent.slice) == 0
         return is_own_name or (isinstance(parent, ast.Call) and _name(parent.func) in _ONLY_READ)
+    if _is_call_of(node, {"parse_args"}):
+        receiver = getattr(getattr(node, "func", None), "value", node)
+        return _name(receiver) in names or _is_call_of(receiver, names)
+    if isinstance(node, ast.alias) and node.name == "argv":
+        return False
     if _is_call_of(node, {"add_argument"}):
         receiver = getattr(getattr(node, "func", None), "value", node)
         return isinstance(parent, ast.Expr) and (_name(receiver) in names or _is_call_of(receiver, names))
@@ -241,6 +262,7 @@ def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
             own = [part for part in node.body if isinstance(part, ast.FunctionDef)]
             functions.setdefault(node.name, []).extend(one for one in own if one.name == "__init__")
     entered: set[str] = set()
+    exits: list[ast.AST] = []
 
     def of_body(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
         for statement in body:
@@ -249,11 +271,17 @@ def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
             elif isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
                 for call in of_expression(statement.value):
                     yield call
-                    found = functions.get(_name(call.func), [])
-                    if len(found) == 1 and _name(call.func) not in entered:
-                        entered.add(_name(call.func))
-                        yield from of_body(found[0].body)
-            if isinstance(statement, ast.Return | ast.Raise):
+                    exits.extend([call] if _name(call.func) in _EXITS else [])
+                    function = _followed(call, functions)
+                    if function and function.name not in entered:
+                        entered.add(function.name)
+                        yield from of_body(function.body)
+            elif not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                parts = list(ast.walk(statement))
+                exits.extend(p for p in parts if isinstance(p, ast.Call) and _name(p.func) in _EXITS)
+                if any(isinstance(part, ast.Return | ast.Raise) for part in parts):
+                    return
+            if exits or isinstance(statement, ast.Return | ast.Raise):
                 return
 
     def of_expression(node: ast.AST | None) -> Iterator[ast.Call]:
@@ -267,24 +295,36 @@ def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
     yield from of_body(tree.body)
 
 
+def _followed(call: ast.Call, functions: dict[str, list[ast.FunctionDef]]) -> ast.FunctionDef | None:
+    """Returns the function of the program that a call runs at once; None if that is not clear."""
+    is_method = isinstance(call.func, ast.Attribute) and _name(call.func.value) == "self"
+    found = functions.get(_name(call.func), []) if isinstance(call.func, ast.Name) or is_method else []
+    if len(found) != 1 or not {*map(_name, found[0].decorator_list)} <= _HARMLESS_DECORATORS:
+        return None
+    has_yield = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(found[0]))
+    return None if has_yield else found[0]
+
+
 def _is_main(statement: ast.If) -> bool:
-    return isinstance(statement.test, ast.Compare) and _name(statement.test.left) == "__name__"
+    return ast.unparse(statement.test) in ("__name__ == '__main__'", "'__main__' == __name__")
 
 
-def _definition(call: ast.Call, own: set[str], *, is_sure: bool) -> _Definition | None:
+def _definition(call: ast.Call, own: set[str]) -> _Definition | None:
     """Returns the names and the properties of an argument; None if the source code does not show them.
 
-    `own` are the functions of the program. `is_sure` means that the argument is always added.
+    `own` are the names that the program gives to functions, variables and modules.
     """
     texts = [value for value in map(_constant, call.args) if isinstance(value, str) and value]
     names, words = tuple(texts), {word.arg: word.value for word in call.keywords}
     values = {name: node.value for name, node in words.items() if isinstance(node, ast.Constant)}
     is_optional = bool(names) and names[0].startswith("-")
-    if not names or len(names) < len(call.args) or None in words or not (is_sure or is_optional):
+    if not names or len(names) < len(call.args) or None in words:
         return None
     action, nargs = values.get("action", None if "action" in words else "store"), values.get("nargs")
-    properties: dict[str, Any] = {"dest": values["dest"]} if is_optional and values.get("dest") else {}
-    if is_optional and is_sure and values.get("required") is True:
+    properties: dict[str, Any] = {"dest": values["dest"]} if is_optional and "dest" in values else {}
+    if not isinstance(values.get("dest", ""), str):
+        return None
+    if is_optional and values.get("required") is True:
         properties["required"] = True
     if action in _WITHOUT_VALUE:
         return names, properties | {"action": action} | ({"const": 0} if action.endswith("const") else {})

@@ -92,7 +92,9 @@ _MAX_OF_ONE_CHECK = 20
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
 # A sentence of several words.
-_PROSE = re.compile(r"(?=.* (?:the|of|to|and|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$")
+_PROSE = re.compile(
+    r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
+)
 # The suffixes of files that are no job scripts, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 

@@ -1743,7 +1743,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB022", "note", P + "N=$((NODES * RANKS))\nNODES=2\nmpiexec -n $N ./a\n"),
     ("SLURM019", "note", S + "#SBATCH --mail-user=emailaddress\n./a\n"),
     ("SLURM019", "warning", S + "#SBATCH --mail-user=jane\n./a\n"),
-    ("PBS015", "note", "Run the model with all of these programs and files.\n#PBS -l walltime=1:0:0\n./a\n"),
+    ("PBS015", "note", "Run the model with these programs and files.\n#PBS -l walltime=1:0:0\n./a\n"),
     ("JOB037", "note", S + "#SBATCH --cpus-per-task=8\nspades.py -t 16 -o out\n"),
     ("JOB037", "warning", S + "#SBATCH --cpus-per-task=8\nspades.py -t 12 -o out\n"),
     ("JOB017", "warning", S + "#SBATCH --job-name=train_%j\n./a\n"),

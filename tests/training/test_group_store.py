@@ -124,7 +124,7 @@ def test_gloo_works_over_the_tcp_store_of_gpu_backends(forks: Forks, tmp_path: P
 def test_the_tcp_store_listens_only_at_the_address_of_the_rendezvous() -> None:
     world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="slurm")
     endpoint = SimpleNamespace(host=HERE, listen=HERE)
-    store = group_store(endpoint, SingleComm(), world, "nccl", 5.0)  # type: ignore[arg-type]
+    store = group_store(endpoint, SingleComm(), world, "nccl", 60.0)  # type: ignore[arg-type]
     port = store.underlying_store.port
     rows = [fields for fields in tcp_sockets(Path("/proc/self/net")) if fields[3] == "0A"]
     assert [row[1] for row in rows if row[1].endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
