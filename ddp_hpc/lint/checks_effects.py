@@ -127,9 +127,7 @@ def _together(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     yield from _copies(subject)
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
-    pools = [
-        c for c in script.commands if re.search(r"\bmatlab\b.*\bparpool\((?!\W*threads)", c.text, re.I | re.S)
-    ]
+    pools = [command for command in script.commands if _STARTS_POOL.search(command.text)]
     has_several = re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks)
     if pools and has_several and not re.search("JobStorageLocation|MATLAB_PREFDIR", script.text):
         what = "the pools of all tasks of the array write to the same files"

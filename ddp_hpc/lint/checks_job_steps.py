@@ -233,8 +233,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         is_misread = re.match(r"-\w[\w-]*=", d.written) or d.line in subject.placeholder_lines
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append" or not array
-            what = f"all tasks of the array write to {shown(d.value)}"
-            what = what if array else f"submitted with --array, all tasks write to {shown(d.value)}"
+            tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
+            what = f"{tasks} write to {shown(d.value)}"
             what += "" if appends else ", and each overwrites the output of the others"
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
 
@@ -284,10 +284,8 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
         place = command.option("--partition", "-p") if command.launched else None
         own_place = script.value("--partition")
-        is_of_job = (
-            not place or not own_place or {*place.split(",")} <= {*own_place.split(",")} or "$" in place
-        )
-        if place and not is_of_job and not re.search("--jobid|--het-group", command.text):
+        others = {*place.split(",")} - {*own_place.split(",")} if place and own_place else set()
+        if place and others and "$" not in place and not re.search("--jobid|--het-group", command.text):
             what = f"a job step has nodes of the job, so srun ignores --partition={plain(place)}"
             yield Problem(command.line, what, "request the partition for the job")
         if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):

@@ -68,10 +68,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
     exits = [command for command in commands if command.name == "exit"]
     status = whole_number(exits[0].argv[1]) if len(exits) == 1 and len(exits[0].argv) == 2 else 0
-    may_end = any(
-        {command.name, *command.words[:2]} & {"exec", "scancel", "trap", "source", ".", "kill"}
-        for command in commands
-    )
+    may_end = any(not _MAY_END.isdisjoint((command.name, *command.words[:2])) for command in commands)
     if (status or 0) % 256 and exits[0].line == script.end and not may_end:
         what = f"the job always ends with status {status}, so it counts as failed"
         yield Problem(script.end, what, "write exit 0, or the status of the program", "note")

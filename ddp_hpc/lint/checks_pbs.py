@@ -151,9 +151,9 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
             if d.value[0] in "\u2013\u2014":
                 remedy = "write - instead of the dash"
             elif d.line not in with_option:
-                letter = _LETTERS.get(d.value.partition("=")[0].strip("-"))
                 remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
-                remedy = f"write {letter} and the value" if letter else remedy
+                if letter := _LETTERS.get(d.value.partition("=")[0].strip("-")):
+                    remedy = f"write {letter} and the value"
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
@@ -196,16 +196,10 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
         unknown += [(d.line, w) for w in names if w and w not in _RESOURCES and w not in _ELSEWHERE]
     for line, word in unknown:
-        is_continued = "\\" in word  # in the next line
-        if (
-            not is_continued
-            and re.search(r"[^\w.@-]", word)
-            and not has_placeholder(word)
-            and "$" not in word
-        ):
-            remedy = (
-                "write = for :" if word.partition(":")[0] in _RESOURCES else "write the name of a resource"
-            )
+        # A program may fill it in, or a backslash continue it in the next line.
+        if re.search(r"[^\w.@-]", word) and not (has_placeholder(word) or re.search(r"[$\\]", word)):
+            has_colon = word.partition(":")[0] in _RESOURCES
+            remedy = "write = for :" if has_colon else "write the name of a resource"
             yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", remedy, "error")
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:

@@ -12,12 +12,12 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.launch_commands import Start, source_of, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import has_placeholder, is_template
 from ddp_hpc.lint.program_arguments import complaint, parser_of
 from ddp_hpc.request.program import Program, program_of
-from ddp_hpc.request.program_files import files_of, text_of
+from ddp_hpc.request.program_files import text_of
 
 # The directory in which the job was submitted, which is where lint looks for programs.
 _SUBMITTED_IN = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR)(?::[-?][^}]*)?\}?/?")
@@ -26,6 +26,7 @@ _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # with extglob, @(a|b) is a pattern, and <(...) is a file.
 _IS_CUT = re.compile(r"\\[ \t]*$|<[\w ./-]+>|[<>@+!?](?:\(|$)")
 _MOVES = re.compile(r"--?(?:chdir|wdir|wd|cwd|pwd|directory)\b|\s-D\s|\bbuiltin\b|\benv\s+-C")
+# Where a cd lasts: not in a pipe, in the background or in a subshell.
 _LASTS = ("\n", ";", "&&", "||")
 _WRITE = ("cp", "mv", "ln", "sed", "tee", "rsync", "git", "curl", "wget", "tar", "unzip", "patch")
 # With these, a program of deepspeed gets no --local_rank, or accepts it.
@@ -54,7 +55,7 @@ def _fails_at_start(subject: Subject) -> Iterator[Problem]:
                 module = program.name.removeprefix("./").removesuffix(".py").replace("/", ".")
                 remedy = f"start it as python -m {plain(module)}"
                 yield Problem(start.command.line, f"{what}unless PYTHONPATH has another", remedy, "note")
-            if parser := _parser(program, place, text):
+            if parser := _parser(subject, program, place):
                 yield from _rejected_arguments(start, program.name, parser)
         elif other := next(filter(None, (_in_other_letters(one / program.name) for one in directories)), ""):
             what = f"there is no {name}, but {plain(other)}, which is another file on Linux"
@@ -62,8 +63,8 @@ def _fails_at_start(subject: Subject) -> Iterator[Problem]:
 
 
 @lru_cache(maxsize=8)  # a script may start a program many times
-def _parser(program: Program, place: Path, _text: bytes) -> ArgumentParser | None:
-    return parser_of(files_of(program, place))
+def _parser(subject: Subject, program: Program, place: Path) -> ArgumentParser | None:
+    return parser_of(source_of(subject, program, place).files)
 
 
 def _rejected_arguments(start: Start, file: str, parser: ArgumentParser) -> Iterator[Problem]:

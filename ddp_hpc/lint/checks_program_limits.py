@@ -175,11 +175,7 @@ def threads_of(start: Start) -> Iterator[tuple[str, int]]:
     is_here &= not re.search("pilon|cuda", start.command.text)
     for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
         match = _THREADS.fullmatch(f"{name} {option}")
-        if (
-            match
-            and (threads := whole_number(match[1] or start.given(option) or ""))
-            and "cuda" not in start.command.text
-        ):
+        if match and (threads := whole_number(match[1] or start.given(option) or "")):
             yield option, min(threads, _MOST_THREADS.get(name, threads))
 
 

@@ -186,25 +186,14 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
         names = _expanded(" ".join(value for value in given if value))
         # In $(( )), names need no $.
         values = (script.set_once.get(name, "") for name in names)
-        factors = [
-            name
-            for value in values
-            if value[:3] == "$((" and "`" not in value
-            for name in _FACTOR.findall(value)
-        ]
+        sums = (value for value in values if value[:3] == "$((" and "`" not in value)
+        factors = [name for value in sums for name in _FACTOR.findall(value)]
         for name in (*names, *factors):
             is_argument = name.isdecimal()  # sbatch passes them on to the script
             is_read = re.search(rf"\bread\b.*\b{name}\b", script.text)
             is_unset = read.get(name) or (name not in names and not script.sets(name) and not is_read)
-            is_unset = is_unset and name not in (
-                "RANDOM",
-                "SECONDS",
-                "UID",
-                "EUID",
-                "BASHPID",
-                "OPTARG",
-            )  # of bash
-            if is_unset and not (is_argument or name in reader.variables or _OF_RANKS.fullmatch(name)):
+            is_known = is_argument or name in reader.variables or name in _OF_BASH
+            if is_unset and not (is_known or _OF_RANKS.fullmatch(name)):
                 what = f"the script never sets {plain(name)}"
                 yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Subject, plain
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command, Script
@@ -249,11 +250,19 @@ def is_alone(start: Start) -> bool:
     return any(one is start and source.is_alone for one, _, source in programs(start.subject))
 
 
+@lru_cache(maxsize=8)
+def source_of(_subject: Subject, program: Program, directory: Path) -> ProgramSource:
+    """Returns the source code of a program that is started in `directory`.
+
+    It is read once for all checks of one script, which may start the program many times.
+    """
+    return ProgramSource(files_of(program, directory))
+
+
 @lru_cache(maxsize=1)  # the checks of one script
 def programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
     """Returns the programs that the script starts, and their names, if all of their modules are available."""
     found: list[tuple[Start, str, ProgramSource]] = []
-    sources: dict[Program, ProgramSource] = {}  # a script may start a program many times
     directory = subject.directory
     for start in starts(subject) if directory else ():
         program = program_of(start.words) if ".py" in start.command.text else None
@@ -261,12 +270,11 @@ def programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
             continue
         if text_of(directory / program.name) is None:
             continue
-        sources[program] = sources.get(program) or ProgramSource(files_of(program, directory))
-        files = sources[program].files
+        source = source_of(subject, program, directory)
         # Packages that can be imported after a change of PYTHONPATH.
         packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
-        if packages.isdisjoint(files.packages_elsewhere):
-            found.append((start, plain(program.name), sources[program]))
+        if packages.isdisjoint(source.files.packages_elsewhere):
+            found.append((start, plain(program.name), source))
     return found
 
 

@@ -154,7 +154,8 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Script(ScriptOptions):
-    """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
+    """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives. `shebang` is what runs
+    the script: the program of line 1, or else of `qsub -S`.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
     `commands` ends early if a quote or a here-document is never closed, and at the line `end`, where the

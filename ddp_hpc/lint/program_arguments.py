@@ -31,6 +31,8 @@ _ONLY_READ = frozenset(("len", "print", "join", "info", "basename"))
 _MOST_WORDS = 1000
 _MOST_VALUES = 100
 _MOST_ARGUMENTS = 2000
+_MOST_POSITIONALS = 5
+# Functions that return a parser of each other.
 _DEEPEST = 5
 # Words of which the shell may make several, or none.
 _IS_UNKNOWN = re.compile(r"[$`*?{\[(]")
@@ -147,37 +149,32 @@ def _definitions(files: ProgramFiles) -> list[_Definition] | None:
     if not files.trees or not files.is_complete or any(map(_has_arguments, files.trees[1:])):
         return None
     tree = files.trees[0]
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    calls = [node for node in parents if isinstance(node, ast.Call)]
-    made = [call for call in calls if _name(call.func) == "ArgumentParser"]
-    parsed = [call for call in calls if _name(call.func) == "parse_args"]
-    order = {call: number for number, call in enumerate(_always_called(tree))}
+    nodes = list(ast.walk(tree))
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    made, parsed, adds = (
+        [call for call in calls if _name(call.func) == name]
+        for name in ("ArgumentParser", "parse_args", "add_argument")
+    )
+    order = {call: number for number, call in enumerate(_always_called(nodes, tree.body))}
     is_plain = len(made) == len(parsed) == 1 and made[0] in order and parsed[0] in order
-    if not is_plain or not _is_of_argparse(tree, made[0]) or parsed[0].args or parsed[0].keywords:
+    if not is_plain or not _is_of_argparse(nodes, made[0]) or parsed[0].args or parsed[0].keywords:
         return None
-    names = _names_of_parser(tree)
-    if names is None or not all(_is_harmless(node, parents, names) for node in ast.walk(tree)):
+    names = _names_of_parser(nodes)
+    if names is None or not all(_is_harmless(node, parents, names) for node in nodes):
         return None
-    adds = [call for call in calls if _name(call.func) == "add_argument"]
     if len(adds) > _MOST_ARGUMENTS or any(order.get(call, len(order)) > order[parsed[0]] for call in adds):
         return None  # some are added in a branch, or not at all
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    own |= {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    own |= {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        for alias in getattr(node, "names", ())
-        if isinstance(alias, ast.alias)
-    }
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
     found: list[_Definition | None] = []
     if not any(word.arg == "add_help" and _constant(word.value) is False for word in made[0].keywords):
         found.append((("-h", "--help"), {"action": "store_true"}))
     found += [_definition(call, own) for call in adds]
     # With some of these between options, versions of argparse differ, or need much time.
     without = [one[1] for one in found if one and one[0][0][0] != "-"]
-    is_hard = len(without) > _DEEPEST or any("nargs" in properties for properties in without)
+    is_hard = len(without) > _MOST_POSITIONALS or any("nargs" in properties for properties in without)
     known = [one for one in found if one is not None]
     return None if is_hard or len(known) < len(found) or len(found) < 2 else known
 
@@ -188,11 +185,11 @@ def _has_arguments(tree: ast.Module) -> bool:
     return any(_name(node) in names for node in ast.walk(tree))
 
 
-def _is_of_argparse(tree: ast.Module, made: ast.Call) -> bool:
+def _is_of_argparse(nodes: Sequence[ast.AST], made: ast.Call) -> bool:
     """Returns whether a parser is one of argparse, without special properties."""
     imports = [
         (alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}", alias.asname)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if "argparse" in alias.name.lower() or "argumentparser" in alias.name.lower()
@@ -203,12 +200,12 @@ def _is_of_argparse(tree: ast.Module, made: ast.Call) -> bool:
     return form in imports and {*imports} <= {form, ("argparse", None)} and is_whole and not is_special
 
 
-def _names_of_parser(tree: ast.Module) -> set[str] | None:
+def _names_of_parser(nodes: Sequence[ast.AST]) -> set[str] | None:
     """Returns the names of the parser, of its groups and of functions that return it; None if unclear."""
     names = {"ArgumentParser", *_GROUPS}
     for _ in range(_DEEPEST):
         before = len(names)
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Assign) and _is_call_of(node.value, names):
                 names.update(map(_name, node.targets))
             elif isinstance(node, ast.FunctionDef):
@@ -226,14 +223,13 @@ def _is_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST], names: set[str]
     if _name(node) == "argv":
         is_own_name = isinstance(parent, ast.Subscript) and _constant(parent.slice) == 0
         return is_own_name or (isinstance(parent, ast.Call) and _name(parent.func) in _ONLY_READ)
-    if _is_call_of(node, {"parse_args"}):
-        receiver = getattr(getattr(node, "func", None), "value", node)
-        return _name(receiver) in names or _is_call_of(receiver, names)
     if isinstance(node, ast.alias) and node.name == "argv":
         return False
-    if _is_call_of(node, {"add_argument"}):
+    if _is_call_of(node, {"add_argument", "parse_args"}):
         receiver = getattr(getattr(node, "func", None), "value", node)
-        return isinstance(parent, ast.Expr) and (_name(receiver) in names or _is_call_of(receiver, names))
+        is_of_parser = _name(receiver) in names or _is_call_of(receiver, names)
+        # What add_argument returns can be changed.
+        return is_of_parser and (isinstance(parent, ast.Expr) or _is_call_of(node, {"parse_args"}))
     if isinstance(getattr(node, "ctx", None), ast.Store):  # such as parser.error = ...
         return not isinstance(node, ast.Attribute) or _name(node.value) not in names
     is_made = _is_call_of(node, names)
@@ -252,10 +248,10 @@ def _is_called(node: ast.AST, parent: ast.AST | None) -> bool:
     return isinstance(parent, ast.Call) and parent.func is node
 
 
-def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
+def _always_called(nodes: Sequence[ast.AST], body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
     """Yields the calls that the program makes in any case, in this order, as far as that is clear."""
     functions: dict[str, list[ast.FunctionDef]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             functions.setdefault(node.name, []).append(node)
         elif isinstance(node, ast.ClassDef):
@@ -292,7 +288,7 @@ def _always_called(tree: ast.Module) -> Iterator[ast.Call]:
         if isinstance(node, ast.Call):
             yield node
 
-    yield from of_body(tree.body)
+    yield from of_body(body)
 
 
 def _followed(call: ast.Call, functions: dict[str, list[ast.FunctionDef]]) -> ast.FunctionDef | None:
