@@ -44,7 +44,12 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     if done.returncode:
         # Errors stop the job, unlike warnings.
         found.sort(key=lambda one: one[1].startswith("warning: "))
-        return found[0] if found else (1, output.strip().partition("\n")[0])
+        first = found[0] if found else (1, output.strip().partition("\n")[0])
+        if "unexpected end of file" in first[1]:
+            # A here-document whose end has blanks contains all that is missing.
+            almost = (one for one in found if (document := open_document(one[1], text)) and document.almost)
+            return next(almost, first)
+        return first
     return next((one for one in found if "here-document" in one[1] and not _is_for_shell(one[1], text)), None)
 
 

@@ -62,13 +62,14 @@ def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple
     """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line.
 
     Without such a command, these are all commands, and a larger number than that of any line. Such a command
-    begins a line without a blank, is outside of all blocks and parentheses, and depends on no other command.
+    begins a line without a blank, or is the last one before the `=#` that closes a comment of Julia. It is
+    outside of all blocks and parentheses, and depends on no other command.
     """
     reached, before, edges = [], "\n", _edges_of_parentheses(lines)
     for command, depth in with_depth(commands):
         reached.append(command)
         is_whole = depth == 0 and {before, command.ends} <= {"\n", ";"}
-        is_last = is_whole and _ends_script(command, lines[command.line - 1])
+        is_last = is_whole and _ends_script(command, lines[command.line - 1 : command.line + 1])
         # After an exit in a subshell, the script goes on.
         before_it = [closes for number, closes in edges if number <= command.line] if is_last else []
         if is_last and before_it[-1:] != [False]:
@@ -77,12 +78,12 @@ def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple
     return tuple(reached), sys.maxsize
 
 
-def _ends_script(command: Command, line: str) -> bool:
-    """Returns whether a command at the beginning of its line is `exit`, or `exec` with a program."""
+def _ends_script(command: Command, lines: Sequence[str]) -> bool:
+    """Returns whether a command is `exit`, or `exec` with a program, given its line and the next one."""
     first, *others = command.words
     # Without a program, exec only redirects, for example to a file with a number in {fd}.
     is_exec = first == "exec" and bool(others) and not others[0].startswith("{")
-    return (first == "exit" or is_exec) and line.startswith(first)
+    return (first == "exit" or is_exec) and (lines[0].startswith(first) or lines[-1].startswith("=#"))
 
 
 def _edges_of_parentheses(lines: Sequence[str]) -> list[tuple[int, bool]]:

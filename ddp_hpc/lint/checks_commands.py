@@ -306,7 +306,11 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                 or (start.command.name in ("mpirun", "mpiexec") and _OF_MPIRUN.fullmatch(word))
             ):
                 what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
-                yield Problem(start.command.line, what, "put it before the program, or remove it")
+                remedy = "put it before the program, or remove it"
+                # Many programs ignore it, and directives often request the same.
+                yield Problem(
+                    start.command.line, what, remedy, "note" if start.command.name == "srun" else None
+                )
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):

@@ -83,20 +83,27 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     if lines and _belong_to_job(script, late) and is_reached(script, lines[0]):
         others = f" and {counted(len(lines) - 1, 'other')} come" if len(lines) > 1 else " comes"
         flags, given = {d.flag for d in late}, {d.flag for d in script.read()}
+        # Below the last command, options are kept that the job does without.
+        are_kept = lines[0] > max((command.line for command in script.commands), default=lines[0])
+        is_given = 2 * len(flags - given) <= len(flags)
         yield Problem(
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
             f"move {'them' if len(lines) > 1 else 'it'} to the other directives, above the first command",
             # They may be those of another job, and names of logs with variables have no better place.
-            "note" if 2 * len(flags - given) <= len(flags) or all(map(_is_without_loss, late)) else None,
+            "note" if are_kept or is_given or all(map(_is_without_loss, late)) else None,
         )
 
 
 def _is_without_loss(directive: Directive) -> bool:
-    """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
+    """Returns whether a directive sets a default, a name, a log whose name has a variable of the shell, or
+    variables that the shell of qsub may not have.
+    """
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
     is_name = directive.flag in ("-N", "--job-name")
-    return is_name or (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
+    is_of_shell = directive.flag == "-v" and "=" not in directive.value
+    is_default = (directive.flag, directive.value) in _DEFAULTS
+    return is_name or is_of_shell or is_default or (is_log and "$" in directive.value)
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:
@@ -232,7 +239,7 @@ def _is_overridden(name: str, before: str, value: str, is_log: bool) -> bool:
     """
     is_narrowed = set(value.split(",")) < set(before.split(","))
     prefix = "gpu:" if before.startswith("gpu:") else ""
-    typed = rf"{prefix}[A-Za-z][\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
+    typed = rf"{prefix}\w[\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
     is_refined = bool((prefix or name.startswith("--gpus")) and re.fullmatch(typed, value))
     first, second = whole_number(before), whole_number(value)
     has_more_cpus = name == "--cpus-per-task" and first is not None and first < (second or 0)

@@ -145,7 +145,9 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
             if for_threads and script.value("--cpus-per-task"):
                 remedy = "use SLURM_CPUS_PER_TASK"
             # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
-            is_needed = not for_threads and _needs_value(script, name)
+            # On one node, the loop that starts Ray on the other nodes does nothing.
+            no_workers = subject.num_nodes == 1 and "ray start --address" in script.text
+            is_needed = not for_threads and not no_workers and _needs_value(script, name)
             yield Problem(lines[0], what, remedy, None if is_needed else "note")
 
 
@@ -234,7 +236,8 @@ def _is_only_shown(script: Script, line: int) -> bool:
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
     known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
-    if not own or known or _IS_READ_ELSEWHERE.search(script.text):
+    elsewhere = re.sub(r"(?m)^\s*source \S+/activate\b.*", "", script.text)
+    if not own or known or _IS_READ_ELSEWHERE.search(elsewhere):
         return False
     if any(command.argv for command in script.commands if command.line == line):
         return False

@@ -95,6 +95,7 @@ _MANY = 3
 _PROSE = re.compile(
     r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
 )
+_OF_NOTES = re.compile(r"```|https?://\S+$")
 # The suffixes of files that are no job scripts, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 
@@ -172,10 +173,11 @@ def _may_be_notes(script: Script) -> tuple[Severity, ...]:
     """Returns the severities of findings on commands that may be none of a job.
 
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
-    several shebangs.
+    several shebangs, fences of Markdown, or the address of a page in a line of its own.
     """
     first, after_later = script.lines[0], _later_shebangs(script)
-    if sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
+    are_notes = any(_OF_NOTES.match(command.text) for command in script.commands)
+    if are_notes or sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
         return ("error", "warning")
     return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
 

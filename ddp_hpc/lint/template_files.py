@@ -55,7 +55,7 @@ _MAX_PROGRAMS = 60
 _MOST_COMMENTS = 20
 _SAYS_TEMPLATE = re.compile(
     r"#+ *(?:(?:this is (?:a|the) |this )?(?:job |slurm |sbatch |pbs |batch )?template\b"
-    r"|.*\b(?:are|is|be|values?) (?:auto-updated|substituted|preprocessed)\b)",
+    r"|.*\b(?:are|is|be|values?) (?:substituted|preprocessed)\b)",
     re.IGNORECASE,
 )
 _MAX_BYTES = 200_000
@@ -131,8 +131,11 @@ def _in_template(text: str) -> str:
 
 
 def _is_called(script: Script) -> bool:
-    """Returns whether a comment at the beginning says that the file is a template."""
-    return any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
+    """Returns whether a comment at the beginning says that the file is a template, or any one that a program
+    writes values into it.
+    """
+    is_updated = re.search(r"(?m)^#.*\bauto-updated\b", script.text)
+    return bool(is_updated) or any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
 
 
 def _is_named(path: Path) -> bool:

@@ -1072,7 +1072,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB035", False, S + "export MASTER_PORT=29500\npython train.py\n"),
     ("SLURM015", True, S + "#SBATCH --exclude=n[1-3\n"),
     ("SLURM015", False, S + "#SBATCH --exclude=n[1-3,5],m1\n"),
-    ("SLURM015", True, S + "#SBATCH --priority=high\n"),
+    ("SLURM015", True, S + "#SBATCH --priority=-4\n"),
+    ("SLURM015", False, S + "#SBATCH --priority=high\n"),  # sbatch takes it for 0
     ("RANK030", True, RANKS + "srun python train.py --trainer.num_nodes=1\n"),
     ("RANK030", False, RANKS + "srun python train.py --trainer.num_nodes=2 --trainer.devices 4\n"),
     ("JOB028", True, S + "sudo -E ./simulate\n"),
@@ -1568,7 +1569,19 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB005", "note", S + "#SBATCH --exclude=n1\n  #SBATCH -x n2\n"),
     ("JOB005", "warning", S + "  #SBATCH --exclude=n2\n"),
     ("JOB005", "warning", TORQUE + "#PBD -l mem=150gb\n"),
-    ("JOB004", "warning", S + "srun x\n#SBATCH --nodes=2\n"),
+    ("JOB004", "warning", S + "srun x\n#SBATCH --nodes=2\nsrun y\n"),
+    ("JOB004", "note", S + "srun x\n#SBATCH --nodes=2\n"),  # options that the user keeps for later
+    ("JOB004", "note", P + "STEPS=3\n#PBS -v STEPS\n./a\n"),
+    ("JOB007", "note", S + "#SBATCH --gres=gpu:1\n#SBATCH --gres=gpu:3090:1\npython train.py\n"),
+    ("RANK021", "note", RANKS + "srun python train.py --gres=gpu:4\n"),
+    ("JOB022", "note", S + "source venv/bin/activate\nNODES=$NHOSTS\npython train.py\n"),
+    (
+        "JOB022",
+        "note",
+        "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --nodes=1\n"
+        'srun ray start --address "$HEAD" --num-gpus "${SLURM_GPUS_PER_TASK}" --block &\nwait\n',
+    ),
+    ("JOB033", "note", S + "https://pytorch.org/get-started\nconda run -n env python train.py\n"),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=3:00 # HH:MM\n"),

@@ -55,6 +55,7 @@ def test_one_step_of_several_without_the_variables_is_reported() -> None:
         ("./energy <<EOF\n\n", 3, "note", "the line 'EOF' is missing"),
         ("./energy <<EOF\n15\n./next\n", 5, "error", "wanted `EOF'"),
         ("cd <<DIR>>\n./next\n", 4, "error", "syntax error near unexpected token"),
+        ("if a; then\n./energy <<EOF\n15\n EOF\nfi\n", 6, "error", "blanks before or after 'EOF'"),
     ],
 )
 def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str, said: str) -> None:
@@ -63,6 +64,11 @@ def test_a_here_document_that_is_not_closed(body: str, line: int, severity: str,
     ]
     assert [(one.line, one.severity) for one in found] == [(line, severity)]
     assert said in found[0].what
+
+
+def test_after_an_exit_in_a_comment_of_julia_bash_reads_nothing() -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\n#=\n    srun julia run.jl\n    exit\n=#\nrun(@__DIR__)\n"
+    assert [one.check for one in lint_script(text) if one.severity == "error"] == []
 
 
 @pytest.mark.parametrize(

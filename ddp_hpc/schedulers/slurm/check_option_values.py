@@ -187,7 +187,7 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(
         ("nodelist", "exclude"), (_matches(r"(?:[^\[\]]|\[[^\[\]]*\])*"), "closed brackets, as in n[1-4]")
     ),
-    "priority": (_matches(r"(?i:top)|\d+"), "a number"),
+    "priority": (_matches(r"(?!-).*"), "TOP, or a number of at least 0"),
     "kill-on-invalid-dep": (_matches("yes|no"), "yes or no"),
     "gpu-bind": (_matches(_GPU_BIND), "none, closest, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
 }
