@@ -65,6 +65,7 @@ _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
+_PROGRAM_OF_SALLOC = re.compile(r"\s(?:srun|mpirun|mpiexec|python3?|bash|\./\S+)\s")
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
@@ -178,6 +179,8 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     last = background[-1]
     after = script.commands[script.commands.index(last) + 1 :]
     started = _program_before(script.commands, last)
+    if started is None:
+        return
     waits = any(word == "wait" for c in script.commands for word in c.words)
     # The last of several equal programs may run in the foreground, and end first.
     rest = [c for c in after if c.name and not _SHORT.fullmatch(c.name)]
@@ -191,9 +194,14 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
         yield Problem(started.line, what, "add wait at the end of the script", "warning" if rest else None)
 
 
-def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
-    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends."""
+def _program_before(commands: tuple[Command, ...], last: Command) -> Command | None:
+    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends.
+
+    None if it is a short command such as `echo` alone.
+    """
     index = commands.index(last)
+    if last.ends == "&" and _SHORT.fullmatch(last.name or "-") and commands[index - 1].ends == "\n":
+        return None
     while index and (not commands[index].name or _SHORT.fullmatch(commands[index].name)):
         index -= 1
     return commands[index]
@@ -232,7 +240,8 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
-    if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
+    tests = rf"{variable}:-|-[nz] \S*(?:{variable}|PBS_JOB\w+|SLURM_JOB\w+)|scontrol .*show.* job"
+    if submits or re.search(tests, script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
@@ -271,6 +280,10 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             re.match(r"/(?!s?bin/|usr/s?bin/)|(?:apt|apt-get|yum|dnf)$", word) for word in command.argv[1:2]
         )
         if is_sudo and (num_sudo > 1 or of_site):
+            continue
+        if match[0].split()[0] == "salloc" and _PROGRAM_OF_SALLOC.search(command.text):
+            what = "salloc requests a second allocation, in which its program waits for resources again"
+            yield Problem(command.line, what, "remove salloc and its options", "warning")
             continue
         yield Problem(command.line, *_without_terminal(match[0]))
 

@@ -67,7 +67,9 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
     if text.startswith("\ufeff"):
         what = "a byte order mark comes first, so sbatch rejects the script and qsub ignores directives"
         yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
-    if "\r\n" in text:
+    # Perl and others accept CR LF, and their programs may write a job script.
+    is_for_shell = not subject.script.shebang or re.search(r"sh\b", subject.script.shebang)
+    if "\r\n" in text and (is_for_shell or subject.script.read()):
         line = text.count("\n", 0, text.index("\r\n")) + 1
         what = "lines have Windows line ends (CR LF), which sbatch and the qsub of OpenPBS reject"
         yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT")

@@ -43,7 +43,8 @@ flye hifiasm @ @ -t|--threads
     for name in names.split()
 }
 _USES_CPUS = re.compile(
-    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
+    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|-remote\b|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args"
+    r"|params|flag"
 )
 # The same options and those for jobs, in a job step. srun does not bind its task to CPUs with the others.
 _OF_STEP = re.compile(

@@ -285,7 +285,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
 @check("SLURM019", "warning", "mail that Slurm does not send")
 def _no_mail(subject: Subject) -> Iterator[Problem]:
     user = subject.script.value("--mail-user")
-    if user and "mail-type" not in subject.script.text:
+    if user and subject.script.value("--mail-type") is None and "mail-type" not in subject.script.text:
         what = "without --mail-type, Slurm sends no mail to this user"
         is_example = re.fullmatch(r"[\w.-]*mail[\w.-]*", user)  # such as emailaddress
         remedy = "add #SBATCH --mail-type=END,FAIL"

@@ -92,7 +92,8 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
 
 def _names_launcher(start: Start) -> bool:
     """Returns whether the program, if it is at hand, contains the name of a launcher, which it may start."""
-    directory, program = start.subject.directory, program_of(start.words)
+    path, program = start.subject.path, program_of(start.words)
+    directory = start.subject.directory or (path and path.parent)
     found = text_of(directory / program.name) if directory and program and program.kind == "file" else None
     return bool(re.search(rb"\b(?:mpirun|mpiexec|srun|aprun)\b", found or b""))
 
@@ -101,7 +102,8 @@ def _prepares_ranks(subject: Subject) -> bool:
     """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, or has
     started ranks in a line that is a comment now.
     """
-    prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
+    loads = r"(?:(?:module|ml)\s|(?:source|\.)\s.*/).*mpi|source\s.*oneapi"
+    prepares = re.compile(rf"(?i){loads}|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
     return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import (
@@ -37,8 +36,9 @@ from ddp_hpc.lint import (
     checks_unused_nodes,
     checks_variables,
 )
-from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Severity, Subject
-from ddp_hpc.lint.parse_script import Script, parse_script
+from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
+from ddp_hpc.lint.kind_of_file import weakened
+from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
@@ -89,15 +89,6 @@ _MODULES = (
 _IS_A_SCRIPT = ("JOB001", "JOB027")
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
-_MANY = 3
-"""The number of shebangs after line 1 from which on the file contains several scripts."""
-# A sentence of several words.
-_PROSE = re.compile(
-    r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
-)
-_OF_NOTES = re.compile(r"```|https?://\S+$")
-# The suffixes of files that are no job scripts, unless they begin with a shebang.
-_OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 
 
 def lint_script(
@@ -143,52 +134,10 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
-    elif _is_text(subject.script, path):
-        findings = [replace(one, severity="note") for one in findings]
-    elif weaker := _may_be_notes(subject.script):
-        directives = {1, *(d.line for d in subject.script.read())}
-        findings = [
-            replace(one, severity="note") if one.severity in weaker and one.line not in directives else one
-            for one in findings
-        ]
+    else:
+        findings = list(weakened(findings, subject.script, path))
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
-
-
-def _is_text(script: Script, path: Path | None) -> bool:
-    """Returns whether the file is a text, or contains several scripts, so that nobody submits it."""
-    later = _later_shebangs(script)
-    # A shebang in one of the next lines is a mistake that SLURM001 reports.
-    num_shebangs = script.lines[0].startswith("#!") + len(later)
-    is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
-    has_name_of_text = path is not None and (
-        path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
-    )
-    is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
-    is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
-    return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
-
-
-def _may_be_notes(script: Script) -> tuple[Severity, ...]:
-    """Returns the severities of findings on commands that may be none of a job.
-
-    Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
-    several shebangs, fences of Markdown, or the address of a page in a line of its own.
-    """
-    first, after_later = script.lines[0], _later_shebangs(script)
-    are_notes = any(_OF_NOTES.match(command.text) for command in script.commands)
-    if are_notes or sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
-        return ("error", "warning")
-    return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
-
-
-def _later_shebangs(script: Script) -> list[str]:
-    """Returns the lines after shebangs other than that of line 1, and than those of here-documents."""
-    return [
-        following
-        for number, (line, following) in enumerate(pairwise((*script.lines[1:], "")), start=2)
-        if re.match(r"#![ \t]*/", line) and not script.is_quoted(number)
-    ]
 
 
 def _in_template(
