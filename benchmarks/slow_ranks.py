@@ -182,11 +182,12 @@ def _record_steps(scenario: str, slow: int, choose: random.Random, tensors: list
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     rank, size = dist.get_rank(), dist.get_world_size()
+    # All ranks draw the same numbers. In turn, no rank is slow in most of the steps.
+    turns = choose.sample(range(size), size)
     window = schedule(wait=1, warmup=NUM_WARMUP - 1, active=NUM_STEPS, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=window, record_shapes=True) as profiler:
         for step in range(NUM_WARMUP + NUM_STEPS):
-            # All ranks draw the same numbers.
-            who, where = choose.randrange(size), choose.choice(REGIONS)
+            who, where = turns[step % size], choose.choice(REGIONS)
             if scenario in REGIONS:
                 who, where = slow, scenario
             late = {where: LATE_S} if rank == who and scenario in (*REGIONS, "random") else {}

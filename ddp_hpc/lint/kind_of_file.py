@@ -1,4 +1,4 @@
-"""Whether a file is submitted as it is: texts, notes, copies and programs that others start are not."""
+"""Whether a file is submitted as it is: texts, notes, copies and what only other programs use is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.lint.check_registry import LintFinding
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.lint.programs_beside import is_started_by_others
+from ddp_hpc.lint.programs_beside import is_only_used_by_others
 
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
@@ -35,9 +35,9 @@ def weakened(findings: Iterable[LintFinding], script: Script, path: Path | None)
     read = first | {d.line for d in script.read()}
     is_text, may_be_notes = _is_text(script, path), _may_be_notes(script)
     is_problem = any(one.severity != "note" for one in findings)
-    is_started = path is not None and is_problem and not is_text and is_started_by_others(path)
+    is_used = path is not None and is_problem and not is_text and is_only_used_by_others(path)
     for one in findings:
-        is_on_directive = is_started and one.line in first | directives
+        is_on_directive = is_used and one.line in first | directives
         is_on_command = one.severity in may_be_notes and one.line not in read
         yield replace(one, severity="note") if is_text or is_on_directive or is_on_command else one
 

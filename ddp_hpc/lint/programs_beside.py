@@ -10,16 +10,34 @@ from pathlib import Path
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
 _MAX_FILES = 60
 _MAX_BYTES = 200_000
-_STARTS = r"\b(?:bash|sh|zsh|source|Rscript|python3?|perl|julia)[ \t]+(?:-[\w-]+[ \t]+)*"
+_MAX_USES = 200  # of a file in another one
+_MAX_CHARS = 1_000  # of a line, before and after the name of the file
+# What comes before the name of a file that is started, opened, or written into another one.
+_STARTS = re.compile(
+    r"\b(?:bash|sh|zsh|source|Rscript|python3?|perl|julia)[ \t]+(?:-[\w-]+[ \t]+)*[\"']?[\w./${}-]*$"
+    r"|\bopen\([\"'][^\"']*$"
+)
+_COPIES = re.compile(r"\b(?:cat|sed|awk|envsubst)\b")
+_SUBMITS = re.compile(r"\b(?:sbatch|qsub|submit)\b")
 
 
-def is_started_by_others(path: Path) -> bool:
-    """Returns whether programs beside the file start it with an interpreter, and none submits it."""
-    name = rf"[\"']?[\w./${{}}-]*(?<![\w.-]){re.escape(path.name)}(?![\w.-])"
-    started = re.compile(rf"(?m)^[^#\n]*{_STARTS}{name}")
-    submitted = re.compile(rf"\b(?:sbatch|qsub|submit)\b[^\n]*{re.escape(path.name)}")
-    texts = [text for text in texts_beside(path, {".md", ".rst", ".txt"}) if path.name in text]
-    return not any(map(submitted.search, texts)) and any(map(started.search, texts))
+def is_only_used_by_others(path: Path) -> bool:
+    """Returns whether programs beside the file start it with an interpreter, or write it into another file,
+    and none submits it.
+    """
+    name, is_used = re.compile(rf"(?<![\w.-]){re.escape(path.name)}(?![\w.-])"), False
+    for text in texts_beside(path, {".md", ".rst", ".txt"}):
+        for match in islice(name.finditer(text), _MAX_USES):
+            begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+            before = text[max(begin, match.start() - _MAX_CHARS) : match.start()]
+            after = text[
+                match.end() : match.end() + _MAX_CHARS if end < 0 else min(end, match.end() + _MAX_CHARS)
+            ]
+            if _SUBMITS.search(before):
+                return False
+            is_copied = _COPIES.search(before) and re.search("[>|]", after)
+            is_used |= "#" not in before and bool(is_copied or _STARTS.search(before))
+    return is_used
 
 
 def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:

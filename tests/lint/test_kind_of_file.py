@@ -28,6 +28,9 @@ def test_a_finding_in_a_file_that_nobody_submits_is_a_note(tmp_path: Path, name:
     [
         ("bash ./job.sh 3\n", "note"),
         ('python run.py && sh -x "$HERE/job.sh"\n', "note"),
+        ("cat head job.sh > run/$i.sh\nsbatch run/$i.sh\n", "note"),
+        ("sed s/A/$i/ job.sh | sbatch\n", "note"),
+        ("cat job.sh\n", "error"),
         ("# bash job.sh\n", "error"),
         ("bash job.sh.old\n", "error"),
         ("bash job.sh\nsbatch job.sh\n", "error"),
