@@ -217,6 +217,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     read = [d for d in script.read() if d.flag and d.flag not in repeatable and not d.fault]
     # SLURM017 and others report a long option with one dash, such as -exclusive, which is -e xclusive.
     read = [d for d in read if script.scheduler != "slurm" or not with_two_dashes(d)]
+    read = [d for d in read if not subject.scheduler.reader.rejects(d)]  # which SLURM015 reports
     pairs += [(d.line, d.flag, d.value) for d in read]
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies

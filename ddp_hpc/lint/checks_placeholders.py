@@ -147,7 +147,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         flags = {d.flag for d in directives}
         is_replaced = "" not in flags and is_submitted_with(subject.path, flags)
         what = f"{shown(text)} {contain} a placeholder"
-        yield Problem(first.line, what, "replace it with a value", "note" if is_replaced else None)
+        remedy = "replace it with a value" + ", without a blank after =" * bool(re.search(r"=\s+\S", text))
+        yield Problem(first.line, what, remedy, "note" if is_replaced else None)
 
 
 def _whole_value(d: Directive) -> str:

@@ -165,10 +165,10 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
 def _rejected_value(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
     options = list(_options(subject))
-    strays = {d.line for d in options if d.fault == "stray"}
+    strays, with_colons = ({d.line for d in options if d.fault == fault} for fault in ("stray", "colon"))
     for d in options:
         # SLURM017 reports a blank before the value.
-        is_cut = d.value in _CUT and d.line in strays
+        is_cut = (d.value in _CUT and d.line in strays) or d.line in with_colons
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
         is_used = subject.script.value(d.flag) == d.value and d.line not in strays
@@ -256,7 +256,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
         elif d.fault == "colon":
             what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
-            yield Problem(d.line, what, "remove it")
+            is_value = "=" in d.text.partition(" ")[0]
+            yield Problem(d.line, what, "remove the blanks from the value" if is_value else "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT:
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
             yield Problem(d.line, what, f"write {before.flag}={plain(d.value).lstrip('=')}")
@@ -270,16 +271,20 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             what = f"{shown(d.value)} does not belong to an option, so sbatch rejects the script"
             if has_dash:
                 what = f"a long dash instead of - or -- begins {shown(d.value[1:])}, so sbatch rejects it"
-            yield Problem(
-                d.line,
-                what,
-                "write - or -- instead of the dash"
-                if has_dash
-                else f"write --{plain(d.value[2:])}"
-                if d.value.startswith("__")
-                else "remove the blank before it, quote a value with blanks, or write # before a comment",
-                "note" if is_comment else None,
-            )
+            yield Problem(d.line, what, _remedy_of_stray(before, d), "note" if is_comment else None)
+
+
+def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
+    """Returns what to do about the word `d` that follows the option `before`."""
+    if d.value[0] in "\u2013\u2014":
+        return "write - or -- instead of the dash"
+    if d.value.startswith("__"):
+        return f"write --{plain(d.value[2:])}"
+    if before is None or before.line != d.line:
+        return "write the option before it, or # before a comment"
+    if before.written.startswith("-") and (long := with_two_dashes(before)):
+        return f"{long.partition(',')[0].partition('=')[0]}={plain(d.value)}"
+    return "remove the blank before it, quote a value with blanks, or write # before a comment"
 
 
 @check("SLURM019", "warning", "mail that Slurm does not send")

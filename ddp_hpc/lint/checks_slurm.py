@@ -183,7 +183,7 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
                 "per node"
             )
-            yield Problem(command.line, what, "give srun --nodes or --ntasks, too")
+            yield Problem(command.line, what, "give srun --ntasks, too")
 
 
 @check("SLURM013", "note", "--ntasks does not match nodes x tasks per node")

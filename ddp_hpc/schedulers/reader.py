@@ -95,6 +95,10 @@ class ScriptReader:
             for flag, value in self.split_options(_words(text)):
                 yield ReadOption(line=line, flag=flag, value=value, written=flag or value)
 
+    def rejects(self, option: ReadOption) -> bool:
+        """Returns whether all versions of the scheduler reject the value of an option."""
+        return False
+
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yields each flag of a directive with its value; a word without an option has an empty flag."""
         yield from ()

@@ -1073,6 +1073,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM015", True, S + "#SBATCH --exclude=n[1-3\n"),
     ("SLURM015", False, S + "#SBATCH --exclude=n[1-3,5],m1\n"),
     ("SLURM015", True, S + "#SBATCH --priority=-4\n"),
+    ("JOB007", False, S + "#SBATCH -N train\n#SBATCH --nodes=1\n./a\n"),
+    ("JOB007", True, S + "#SBATCH -N 2\n#SBATCH --nodes=1\n./a\n"),
     ("SLURM019", False, S + "#SBATCH --mail-typ=ALL\n#SBATCH --mail-user=a@b.org\n./a\n"),
     ("SLURM032", False, S + "#SBATCH --array=0-3\nA=(1 2)\nA+=(3 4)\n./a ${A[$SLURM_ARRAY_TASK_ID]}\n"),
     ("SLURM032", True, S + "#SBATCH --array=0-3\nA=(1 2)\n./a ${A[$SLURM_ARRAY_TASK_ID]}\n"),

@@ -144,6 +144,20 @@ def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     assert [one.severity for one in lint_script(f"{S}./a.out\n\0\0")] == ["error"]
 
 
+@pytest.mark.parametrize(
+    ("directive", "remedy"),
+    [
+        ("-error slurm.out", "write --error=slurm.out"),
+        ("--gres=gpu: v100 :1", "remove the blanks from the value"),
+        ("debug", "write the option before it, or # before a comment"),
+        ("-N 1 node", "remove the blank before it, quote a value with blanks, or write # before a comment"),
+    ],
+)
+def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> None:
+    found = lint_script(f"{S}#SBATCH {directive}\n./a.out\n")
+    assert [(one.check, one.remedy) for one in found if one.severity == "error"] == [("SLURM017", remedy)]
+
+
 def test_values_of_one_line_are_named_in_their_order() -> None:
     found = lint_script(f"{TORQUE}#PBS -kod -ked\n")
     assert [one.what for one in found if one.check == "JOB007"] == [

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ddp_hpc.schedulers.reader import ScriptReader
 from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions, last_directive, whole_number
-from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
+from ddp_hpc.schedulers.slurm.check_option_values import expected_value, is_time, time_s
 from ddp_hpc.schedulers.slurm.parse_directives import read_options
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
@@ -69,6 +69,9 @@ class SlurmReader(ScriptReader):
 
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
         yield from read_options(lines)
+
+    def rejects(self, option: ReadOption) -> bool:
+        return expected_value(option.flag, option.value) != ""
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         for option in read_options([(1, shlex.join(words))]):
