@@ -182,7 +182,7 @@ def _record_steps(scenario: str, slow: int, choose: random.Random, tensors: list
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    # All ranks draw the same numbers. In turn, no rank is slow in most of the steps.
+    # All ranks draw the same numbers. Each is slow equally often, so that none is slow in most steps.
     turns = choose.sample(range(size), size)
     window = schedule(wait=1, warmup=NUM_WARMUP - 1, active=NUM_STEPS, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=window, record_shapes=True) as profiler:

@@ -160,7 +160,9 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         text, script, here, account=account, arguments=arguments, site=site_or_none
     )
     version = lint.installed_version_for(text, site_or_none)
-    findings = lint.lint_script(text, site_or_none, directory=here, path=script, installed_version=version)
+    findings = lint.lint_script(
+        text, site_or_none, directory=here, path=script, installed_version=version, is_submitted=True
+    )
     return submission, [each for each in findings if not (account and each.check == _NO_ACCOUNT)]
 
 

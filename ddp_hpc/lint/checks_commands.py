@@ -13,6 +13,7 @@ from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program import program_of
+from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
 # The programs of an environment are also found, or called, by their path.
 _PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
@@ -65,7 +66,6 @@ _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
-_PROGRAM_OF_SALLOC = re.compile(r"\s(?:srun|mpirun|mpiexec|python3?|bash|\./\S+)\s")
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
@@ -173,14 +173,16 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
 def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     subshells = [n for n, line in enumerate(script.lines, start=1) if _SUBSHELL_IN_BACKGROUND.search(line)]
-    background = [c for c in script.commands if c.ends == "&" or (c.ends == ")" and c.line in subshells)]
+    background = [
+        c
+        for before, c in zip((None, *script.commands), script.commands, strict=False)
+        if (c.ends == "&" and not _is_short_alone(before, c)) or (c.ends == ")" and c.line in subshells)
+    ]
     if not script.scheduler or not background or script.supervised:
         return
     last = background[-1]
     after = script.commands[script.commands.index(last) + 1 :]
     started = _program_before(script.commands, last)
-    if started is None:
-        return
     waits = any(word == "wait" for c in script.commands for word in c.words)
     # The last of several equal programs may run in the foreground, and end first.
     rest = [c for c in after if c.name and not _SHORT.fullmatch(c.name)]
@@ -194,14 +196,15 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
         yield Problem(started.line, what, "add wait at the end of the script", "warning" if rest else None)
 
 
-def _program_before(commands: tuple[Command, ...], last: Command) -> Command | None:
-    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends.
+def _is_short_alone(before: Command | None, command: Command) -> bool:
+    """Returns whether only a short command such as `echo` runs in the background."""
+    is_alone = before is None or before.ends in ("\n", ";", "&")
+    return is_alone and bool(command.name and _SHORT.fullmatch(command.name))
 
-    None if it is a short command such as `echo` alone.
-    """
+
+def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
+    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends."""
     index = commands.index(last)
-    if last.ends == "&" and _SHORT.fullmatch(last.name or "-") and commands[index - 1].ends == "\n":
-        return None
     while index and (not commands[index].name or _SHORT.fullmatch(commands[index].name)):
         index -= 1
     return commands[index]
@@ -240,9 +243,9 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
-    tests = rf"{variable}:-|-[nz] \S*(?:{variable}|PBS_JOB\w+|SLURM_JOB\w+)|scontrol .*show.* job"
-    if submits or re.search(tests, script.text):
+    if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
+    asks = re.search(r"(?:\[|test) -[nz] \"?\$\{?(?:PBS|SLURM)_JOB", script.text)  # whether it is a job
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -262,7 +265,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{match[0]} does not point to your files"
             )
             # The script may know its directory in jobs, or Python may look in the current one, too.
-            is_unsure = variable in script.text or "PYTHONPATH" in line
+            is_unsure = variable in script.text or "PYTHONPATH" in line or asks
             yield Problem(number, what, f"use ${variable}", "note" if is_unsure else None)
 
 
@@ -281,11 +284,17 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         )
         if is_sudo and (num_sudo > 1 or of_site):
             continue
-        if match[0].split()[0] == "salloc" and _PROGRAM_OF_SALLOC.search(command.text):
-            what = "salloc requests a second allocation, in which its program waits for resources again"
+        if match[0].strip() == "salloc" and _has_program(command):
+            what = "salloc requests a second allocation, for which its program has to wait"
             yield Problem(command.line, what, "remove salloc and its options", "warning")
             continue
         yield Problem(command.line, *_without_terminal(match[0]))
+
+
+def _has_program(salloc: Command) -> bool:
+    """Returns whether salloc starts a program that needs no terminal."""
+    _, words = read_command(salloc.argv[1:], of_srun=True)  # which has nearly the same options
+    return bool(words) and "--pty" not in words and words[-1] not in ("bash", "sh", "$SHELL")
 
 
 def _without_terminal(text: str) -> tuple[str, str, Severity]:
@@ -320,10 +329,9 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
             ):
                 what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
                 remedy = "put it before the program, or remove it"
-                # Many programs ignore it, and directives often request the same.
-                yield Problem(
-                    start.command.line, what, remedy, "note" if start.command.name == "srun" else None
-                )
+                # If a directive requests the same, it is enough that the program ignores it.
+                is_requested = any(d.flag == word.partition("=")[0] for d in subject.script.read())
+                yield Problem(start.command.line, what, remedy, "note" if is_requested else None)
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):

@@ -85,8 +85,9 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     if lines and _belong_to_job(script, late) and is_reached(script, lines[0]):
         others = f" and {counted(len(lines) - 1, 'other')} come" if len(lines) > 1 else " comes"
         flags, given = {d.flag for d in late}, {d.flag for d in script.read()}
-        # Below the last command, options are kept that the job does without.
-        are_kept = lines[0] > max((command.line for command in script.commands), default=lines[0])
+        # Users keep options that they do not use below the last command.
+        last = max((command.line for command in script.commands), default=lines[0])
+        are_kept = lines[0] > last and bool(script.read())
         is_given = 2 * len(flags - given) <= len(flags)
         yield Problem(
             lines[0],
@@ -98,8 +99,9 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_without_loss(directive: Directive) -> bool:
-    """Returns whether a directive sets a default, a name, a log whose name has a variable of the shell, or
-    variables that the shell of qsub may not have.
+    """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell.
+
+    The same holds for `-v NAME`, which copies a variable of the shell that runs qsub.
     """
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
     is_name = directive.flag in ("-N", "--job-name")
@@ -242,7 +244,7 @@ def _is_overridden(name: str, before: str, value: str, is_log: bool) -> bool:
     """
     is_narrowed = set(value.split(",")) < set(before.split(","))
     prefix = "gpu:" if before.startswith("gpu:") else ""
-    typed = rf"{prefix}\w[\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
+    typed = rf"{prefix}(?:[A-Za-z]|\d{{3,4}})[\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
     is_refined = bool((prefix or name.startswith("--gpus")) and re.fullmatch(typed, value))
     first, second = whole_number(before), whole_number(value)
     has_more_cpus = name == "--cpus-per-task" and first is not None and first < (second or 0)

@@ -286,9 +286,15 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus and is_sure:
             what = f"OMP_NUM_THREADS={threads}, but a process has {counted(of_rank, 'CPU')}"
             # The jobs or processes that a scheduler in Python starts have CPUs of their own.
+            is_of_jobs = re.search("dask|parsl|submitit", subject.script.text)
             # mpirun may give each rank the CPUs of several tasks.
-            is_of_jobs = re.search(r"dask|parsl|submitit|:pe=\d", subject.script.text, re.IGNORECASE)
-            yield Problem(line, what, f"use export OMP_NUM_THREADS={of_rank}", "note" if is_of_jobs else None)
+            has_more = any(re.search(r":pe=\d", c.text, re.IGNORECASE) for c in subject.script.launches())
+            yield Problem(
+                line,
+                what,
+                f"use export OMP_NUM_THREADS={of_rank}",
+                "note" if is_of_jobs or has_more else None,
+            )
     for start in starts(subject):
         # The jobs of a workflow have CPUs of their own.
         is_local = "snakemake" in start.words and not _OF_JOBS.search(start.command.text)

@@ -11,7 +11,6 @@ from ddp_hpc.lint.launch_commands import programs, starts
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.lint.programs_beside import is_submitted_with
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
@@ -61,7 +60,6 @@ _VALUES = {
 # Dependencies (parse_depend_list of OpenPBS), or other attributes.
 _DEPENDENCY = r"(?:on:\d+|runone:\S+|(?:after|before)(?:ok|notok|any)?(?::\d[\w.\[\]@-]*(?<!\.))+)"
 _ATTRIBUTES = re.compile(rf"(?!depend=).*|depend={_DEPENDENCY}(?:,{_DEPENDENCY})*", re.DOTALL)
-_OF_NCI = re.compile(r"(?m)^#PBS .*\b(?:jobfs|storage|wd|other=\w*gdata\w*)\b|/g/data|/short/")
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -268,7 +266,7 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
     # An interactive job runs no command of the script.
-    if moves or in_place or script.value("-I") is not None or is_submitted_with(subject.path, {"-d"}):
+    if moves or in_place or script.value("-I") is not None:
         return
     remedy = 'add cd "$PBS_O_WORKDIR"'
     if line := _line_of_relative_program(subject):
@@ -313,8 +311,9 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                     what = f"{inside} is a resource of the job, so PBS rejects it in select"
                     yield Problem(d.line, what, f"request it separately: -l {shown(part)[1:-1]}")
         elif name in ("nodes", *_OF_CHUNKS) and subject.uses_chunks:
-            # A hook of NCI writes resources of the job into select.
-            may_be_written = name != "nodes" and _OF_NCI.search(subject.script.text)
+            # A hook of NCI, whose jobs have these resources, writes others into select.
+            of_nci = {"jobfs", "storage", "wd", "other"} & {one for _, one, _ in subject.script.resources()}
+            may_be_written = name != "nodes" and bool(of_nci)
             yield Problem(
                 d.line,
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",

@@ -14,7 +14,7 @@ from ddp_hpc.lint.placeholders import (
     stands_for_number,
     without_comment,
 )
-from ddp_hpc.lint.programs_beside import is_submitted_with
+from ddp_hpc.lint.template_files import is_submitted_with
 
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))

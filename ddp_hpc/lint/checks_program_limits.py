@@ -43,8 +43,7 @@ flye hifiasm @ @ -t|--threads
     for name in names.split()
 }
 _USES_CPUS = re.compile(
-    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|-remote\b|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args"
-    r"|params|flag"
+    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
 )
 # The same options and those for jobs, in a job step. srun does not bind its task to CPUs with the others.
 _OF_STEP = re.compile(
@@ -214,6 +213,8 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
         verb, options = ONE_THREAD.get(names[found], ("", "")) if found >= 0 else ("", "")
         own = command.argv[found + 1 :]
         if not options or not re.fullmatch(verb, own[0] if own and verb else "") or len(own) < 2:
+            continue
+        if "-remote" in own:  # the servers of NCBI search
             continue
         if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
             name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]

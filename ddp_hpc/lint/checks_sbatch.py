@@ -11,6 +11,7 @@ from ddp_hpc.lint.log_directories import created_directories, directory_of, exis
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import stands_for_value
+from ddp_hpc.lint.template_files import is_part_of_others
 from ddp_hpc.schedulers.slurm.check_option_values import (
     expected_value,
     rejecting_versions,
@@ -110,6 +111,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
+    are_notes |= is_part_of_others(subject.path)
     severity: Severity | None = "note" if are_notes else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 

@@ -103,7 +103,9 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             needs = "takes no" if d.fault == "extra value" else "needs a"
             yield f"{shown(d.written)}: this option of {name} {needs} value", f"see {name} --help"
         elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
-            yield f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
+            what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
+            # A program may replace NUMTASKS and the like.
+            yield (what, remedy, "note") if re.fullmatch("[A-Z][A-Z_]{3,}", d.value) else (what, remedy)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:
         yield "sbatch -V only prints its version", "remove it, or use --export=ALL"

@@ -22,6 +22,7 @@ _WITH_MPI = re.compile(
     r"lmp(?!_serial)(?:_\w+)?|vasp_(?:std|gam|ncl)|(?:pw|ph|cp|neb|pp|projwfc|epw|turbo_\w+)\.x|cp2k\.p(?:smp|opt)|"
     r"(?:wrf|real|cesm)\.exe|nwchem|siesta|xhpl|abinit|SU2_CFD|DLPOLY\.Z|(?!gmx)\w{1,30}[._-](?:mpi|MPI)"
 )
+_MAX_CHARS = 1_000  # of a path
 _STARTS_RANKS = re.compile(
     r"\b(?:srun|mpi(?:run|exec)|[acijop]\w{0,4}run|charmrun|parallel)\b|(?i:launch|mpi_?cmd)"
 )
@@ -102,8 +103,10 @@ def _prepares_ranks(subject: Subject) -> bool:
     """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, or has
     started ranks in a line that is a comment now.
     """
-    loads = r"(?:(?:module|ml)\s|(?:source|\.)\s.*/).*mpi|source\s.*oneapi"
-    prepares = re.compile(rf"(?i){loads}|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
+    prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
+    sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
+    if any(re.search(r"oneapi|setvars\.sh|mpivars", file[:_MAX_CHARS]) for file in sourced):
+        return True
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
     return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)
 
@@ -140,7 +143,8 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
         remedy = "request one task with --cpus-per-task; only a program that uses MPI needs tasks, and srun"
-    severity: Severity | None = "note" if has_one_node or _prepares_ranks(subject) else None
+    is_unsure = has_one_node or _prepares_ranks(subject) or any(map(_names_launcher, pythons))
+    severity: Severity | None = "note" if is_unsure else None
     yield Problem(pythons[0].command.line, what, remedy, severity)
 
 

@@ -137,18 +137,18 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
         is_given = any(script.value(option) is not None or option in of_launchers for option in options)
         if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
             continue
-        lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
-        if lines:
+        uses = [c for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
+        if uses:
             what = f"{name} is empty, because it is set only with {' or '.join(options[:2])}"
             remedy = f"add {scheduler.prefix} {options[0]}=NUMBER"
             for_threads = re.search(rf"(?:OMP|MKL|OPENBLAS)_NUM_THREADS=[\"']?\$\{{?{name}\b", script.text)
             if for_threads and script.value("--cpus-per-task"):
                 remedy = "use SLURM_CPUS_PER_TASK"
+            # On one node, no worker of Ray is started.
+            of_workers = subject.num_nodes == 1 and all("ray start --address" in c.text for c in uses)
             # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
-            # On one node, the loop that starts Ray on the other nodes does nothing.
-            no_workers = subject.num_nodes == 1 and "ray start --address" in script.text
-            is_needed = not for_threads and not no_workers and _needs_value(script, name)
-            yield Problem(lines[0], what, remedy, None if is_needed else "note")
+            is_needed = not for_threads and not of_workers and _needs_value(script, name)
+            yield Problem(uses[0].line, what, remedy, None if is_needed else "note")
 
 
 def _in_other_letters(script: Script, read: Mapping[str, int]) -> Iterator[Problem]:
@@ -236,8 +236,8 @@ def _is_only_shown(script: Script, line: int) -> bool:
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
     known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
-    elsewhere = re.sub(r"(?m)^\s*source \S+/activate\b.*", "", script.text)
-    if not own or known or _IS_READ_ELSEWHERE.search(elsewhere):
+    without_activation = re.sub(r"(?m)^\s*(?:source|\.) \S+/activate\b.*", "", script.text)
+    if not own or known or _IS_READ_ELSEWHERE.search(without_activation):
         return False
     if any(command.argv for command in script.commands if command.line == line):
         return False

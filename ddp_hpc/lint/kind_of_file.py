@@ -1,4 +1,4 @@
-"""Whether a file is submitted as it is: texts, notes, copies and what only other programs use is not."""
+"""Whether a file is submitted as it is, unlike texts, backup copies and templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.lint.check_registry import LintFinding
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.lint.programs_beside import is_only_used_by_others
+from ddp_hpc.lint.template_files import has_suffix_of_template
 
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts."""
@@ -18,32 +18,32 @@ _MANY = 3
 _PROSE = re.compile(
     r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
 )
-_OF_NOTES = re.compile(r"```|https?://\S+$")
-# The suffixes of files that are no job scripts, unless they begin with a shebang.
+# The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
-# Programs in other languages, whatever their first line says, copies that editors and users keep, and
-# templates.
-_OF_OTHERS = re.compile(
-    r".*(?:~|\.(?:R|pl|m|c|cpp|f90|bak|orig|old|save|swp|backup|templ(?:ate)?|tmpl|tpl|j2|jinja2?|mako))"
-)
+_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp))|\.?#.*")
 
 
-def weakened(findings: Iterable[LintFinding], script: Script, path: Path | None) -> Iterator[LintFinding]:
-    """Yields the findings on a file, as notes where the file is not submitted, or may not be."""
-    findings = list(findings)
-    first, directives = {1}, {d.line for d in script.directives}
-    read = first | {d.line for d in script.read()}
-    is_text, may_be_notes = _is_text(script, path), _may_be_notes(script)
-    is_problem = any(one.severity != "note" for one in findings)
-    is_used = path is not None and is_problem and not is_text and is_only_used_by_others(path)
+def without_unsubmitted(
+    findings: Iterable[LintFinding], script: Script, path: Path | None
+) -> Iterator[LintFinding]:
+    """Yields the findings. Those on what nobody submits, or may not submit, become notes."""
+    read = {1, *(d.line for d in script.read())}
+    is_not_submitted, weaker = _is_not_submitted(script, path), _may_be_notes(script)
     for one in findings:
-        is_on_directive = is_used and one.line in first | directives
-        is_on_command = one.severity in may_be_notes and one.line not in read
-        yield replace(one, severity="note") if is_text or is_on_directive or is_on_command else one
+        is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
+        yield replace(one, severity="note") if is_weaker else one
 
 
-def _is_text(script: Script, path: Path | None) -> bool:
-    """Returns whether nobody submits the file, as it is a text, a program, a copy, or several scripts."""
+def _is_not_submitted(script: Script, path: Path | None) -> bool:
+    """Returns whether nobody submits the file: a text, several scripts, a backup copy, a template, or a
+    program in R, to which the shebang of a shell is a comment.
+    """
+    if path and (
+        _OF_BACKUPS.fullmatch(path.name)
+        or has_suffix_of_template(path)
+        or (path.suffix == ".R" and re.search(r"sh\b", script.shebang))
+    ):
+        return True
     later = _later_shebangs(script)
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
@@ -51,22 +51,20 @@ def _is_text(script: Script, path: Path | None) -> bool:
     has_name_of_text = path is not None and (
         path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )
-    is_other = path is not None and _OF_OTHERS.fullmatch(path.name)
     is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
-    has_several = len(later) >= _MANY and not is_conflict
-    return bool(is_other) or is_prose or has_several or (has_name_of_text and not is_one_script)
+    return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 
 
 def _may_be_notes(script: Script) -> tuple[str, ...]:
     """Returns the severities of findings on commands that may be none of a job.
 
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
-    several shebangs, fences of Markdown, or the address of a page in a line of its own.
+    several shebangs, or fences of Markdown.
     """
     first, after_later = script.lines[0], _later_shebangs(script)
-    are_notes = any(_OF_NOTES.match(command.text) for command in script.commands)
-    if are_notes or sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
+    num_fences = sum(command.text.startswith("```") for command in script.commands)
+    if num_fences > 1 or sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
         return ("error", "warning")
     return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
 

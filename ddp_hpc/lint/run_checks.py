@@ -37,7 +37,7 @@ from ddp_hpc.lint import (
     checks_variables,
 )
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
-from ddp_hpc.lint.kind_of_file import weakened
+from ddp_hpc.lint.kind_of_file import without_unsubmitted
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.lint.template_files import Template
@@ -102,15 +102,18 @@ def lint_script(
     shell: str = "",
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    is_submitted: bool = False,
 ) -> list[LintFinding]:
     """Returns the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
     submitted; without it, log directories with relative paths are not checked. `path` is the file of the
-    script, whose name may say that it is a template. `installed_version` is the version of the scheduler if
-    the profile contains none, see `installed_version_for`. `shell` is the program of /bin/sh on the nodes,
-    such as bash, if it is known. `select` and `ignore` are ids of checks, or their beginnings.
+    script; its name, and the programs beside it and one directory above, may say that it is a template.
+    `installed_version` is the version of the scheduler if the profile contains none, see
+    `installed_version_for`. `shell` is the program of /bin/sh on the nodes, such as bash, if it is known.
+    `select` and `ignore` are ids of checks, or their beginnings.
+    With `is_submitted`, the findings are those of a job script, whatever the name and the text of the file.
 
     Raises:
         RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
@@ -134,8 +137,8 @@ def lint_script(
                 findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
         findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
-    else:
-        findings = list(weakened(findings, subject.script, path))
+    elif not is_submitted:
+        findings = list(without_unsubmitted(findings, subject.script, path))
     left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 

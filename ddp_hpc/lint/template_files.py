@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,11 +16,11 @@ from ddp_hpc.lint.placeholders import (
     without_comment,
     without_file_name_patterns,
 )
-from ddp_hpc.lint.programs_beside import texts_beside
 
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
+_SUFFIX = r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$"
 _NAMED = re.compile(
-    r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$|\.tmp\b"
+    rf"{_SUFFIX}|\.tmp\b"
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
@@ -31,7 +31,7 @@ _OF_PROGRAMS = re.compile(
     r"(?<!\$)\{\{[-=:]?\s*[A-Za-z_][^{}]*\}\} | %\(\w+\)\d*[sd] | @@?[A-Za-z]\w*@@?(?![\w.])"
     r" | @[A-Z][A-Z0-9_]*@ | !?\bTBG_\w+"
     r" | (?<!X)X{3}[^\WX]\w*?X{3}(?![A-Z]) | (?<!x)x{3}[A-Z]\w*?x{3}(?!\w)"
-    r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z][\w-]*%% | ---\w+---",
+    r" | \#{1,2}[A-Z]\w*\#{1,2} | %%[A-Za-z][\w-]*%%",
     re.VERBOSE,
 )
 # These may also be for the user, unless there are several.
@@ -51,13 +51,15 @@ _IN_TEMPLATES = re.compile(
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
 )
+_PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
+_MAX_PROGRAMS = 60
 _MOST_COMMENTS = 20
-_IN_COMMAND = re.compile(r"(?<![\w$/{\"'.=-])[A-Z][A-Z0-9_]{4,}(?![\w=(/.])")
 _SAYS_TEMPLATE = re.compile(
     r"#+ *(?:(?:this is (?:a|the) |this )?(?:job |slurm |sbatch |pbs |batch )?template\b"
     r"|.*\b(?:are|is|be|values?) (?:substituted|preprocessed)\b)",
     re.IGNORECASE,
 )
+_MAX_BYTES = 200_000
 _MAX_CHARS = 500
 
 
@@ -90,14 +92,10 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     found = list(_of_language(script, directives))
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
-        is_template = found and (
-            _is_called(script) or (path and (_is_named(path) or _filled_in(path, found)))
-        )
-        if not is_template:
-            words = [(c.line, m[0]) for c in script.commands for m in _IN_COMMAND.finditer(c.text)]
-            found = _filled_in(path, words) if path else []
-    if not found:
-        return None
+        if not found or not (
+            _is_called(script) or (path and (_is_named(path) or _is_filled_in(path, found)))
+        ):
+            return None
     marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
     marked |= {n for n, line in lines.items() if n not in directives and has_placeholder(line)}
     line, placeholder = min(found)
@@ -141,14 +139,70 @@ def _is_called(script: Script) -> bool:
     return bool(is_updated) or any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
 
 
+def has_suffix_of_template(path: Path) -> bool:
+    """Returns whether the name ends in .template, .in or the like."""
+    return re.search(_SUFFIX, path.name) is not None
+
+
 def _is_named(path: Path) -> bool:
     return bool(_NAMED.search(path.name)) or any(
         _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
     )
 
 
-def _filled_in(path: Path, found: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Returns those of the placeholders that a program beside the file or one directory above replaces."""
-    found = [(line, word) for line, word in found if len(bare(word)) > 1]
-    texts = [text for text in texts_beside(path) if reads(text, path.name)] if found else []
-    return [(line, word) for line, word in found if any(replaces(text, word) for text in texts)]
+def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
+    """Returns whether a program beside the file or one directory above replaces a placeholder."""
+    placeholders = {word for _, word in found if len(bare(word)) > 1}
+    return bool(placeholders) and any(
+        reads(text, path.name) and any(replaces(text, word) for word in placeholders)
+        for text in programs_beside(path)
+    )
+
+
+def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:
+    """Returns whether programs beside the file submit it and give the scheduler each of these options, whose
+    values then replace those in the file.
+    """
+    missing = set(flags)
+    for text in programs_beside(path) if path else ():
+        if path and path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text):
+            missing = {flag for flag in missing if not _gives(text, flag)}
+        if not missing:
+            return True
+    return False
+
+
+def is_part_of_others(path: Path | None) -> bool:
+    """Returns whether a program beside the file starts it with bash or writes it into another file, and none
+    contains its name after sbatch or qsub.
+    """
+    if path is None:
+        return False
+    texts = [text for text in programs_beside(path) if path.name in text]
+    lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
+    file = rf"(?:\S*/)?{re.escape(path.name)}(?=\s|$)"
+    uses = re.compile(rf"\s*(?:(?:bash|sh|source) {file}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
+    is_submitted = any(
+        re.search(rf"(?:sbatch|qsub|submit)\b[^|]*{re.escape(path.name)}", line) for line in lines
+    )
+    return not is_submitted and any(map(uses.match, lines))
+
+
+def _gives(text: str, flag: str) -> bool:
+    option = re.escape(flag)  # one that sbatch does not know may contain any character
+    # Many commands have a letter such as -l.
+    given = rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
+    return re.search(given, text) is not None
+
+
+def programs_beside(path: Path) -> Iterator[str]:
+    """Yields the texts of programs in the directory of the file, and in the one above."""
+    for directory in islice(path.absolute().parents, 2):
+        try:
+            beside = sorted(directory.iterdir())
+            programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
+            for program in programs[:_MAX_PROGRAMS]:
+                if program.is_file() and program.stat().st_size <= _MAX_BYTES:
+                    yield program.read_text("utf-8", "replace")
+        except OSError:  # the directory or a file cannot be read
+            continue

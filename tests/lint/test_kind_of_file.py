@@ -8,8 +8,8 @@ import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
 
-JOB = "#SBATCH --time=01:00:00\npython train.py\n"  # without a shebang
-FILLED_IN = "#!/bin/bash\n#SBATCH --time=01:00:00\nsrun -n NUMTASKS ./flow\n"
+JOB = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --mem=1.5G\nsrun ./a\n"
+PART = "#SBATCH --time=01:00:00\nsrun ./a\n"  # without a shebang
 
 
 def severities(path: Path, text: str) -> dict[str, str]:
@@ -17,49 +17,58 @@ def severities(path: Path, text: str) -> dict[str, str]:
     return {one.check: one.severity for one in lint_script(text, path=path)}
 
 
-@pytest.mark.parametrize("name", ["job.sh~", "job.sh.bak", "job.old", "job.template", "job.R", "notes.txt"])
-def test_a_finding_in_a_file_that_nobody_submits_is_a_note(tmp_path: Path, name: str) -> None:
-    assert severities(tmp_path / "job.sh", JOB)["SLURM001"] == "error"
-    assert severities(tmp_path / name, JOB)["SLURM001"] == "note"
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("job.sh", "error"),
+        ("job.sh~", "note"),
+        ("job.sh.bak", "note"),
+        ("#job.sh#", "note"),
+        ("job.old", "note"),
+        ("job.template", "note"),
+        ("job.sh.in", "note"),
+        ("job.R", "note"),
+        ("job.py", "error"),
+    ],
+)
+def test_a_finding_in_a_backup_copy_or_a_template_is_a_note(tmp_path: Path, name: str, expected: str) -> None:
+    assert severities(tmp_path / name, JOB)["SLURM015"] == expected
+
+
+def test_a_program_in_r_is_submitted_with_its_own_shebang(tmp_path: Path) -> None:
+    text = JOB.replace("bash", "env Rscript")
+    assert severities(tmp_path / "job.R", text)["SLURM015"] == "error"
+
+
+def test_who_submits_a_backup_copy_means_it(tmp_path: Path) -> None:
+    (tmp_path / "job.bak").write_text(JOB)
+    found = lint_script(JOB, path=tmp_path / "job.bak", is_submitted=True)
+    assert {one.check: one.severity for one in found}["SLURM015"] == "error"
 
 
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ("bash ./job.sh 3\n", "note"),
-        ('python run.py && sh -x "$HERE/job.sh"\n', "note"),
-        ("cat head job.sh > run/$i.sh\nsbatch run/$i.sh\n", "note"),
-        ("sed s/A/$i/ job.sh | sbatch\n", "note"),
-        ("cat job.sh\n", "error"),
-        ("# bash job.sh\n", "error"),
-        ("bash job.sh.old\n", "error"),
-        ("bash job.sh\nsbatch job.sh\n", "error"),
+        ("for i in 1 2; do\n  bash ./part.sh $i\ndone\n", "note"),
+        ("cat head part.sh > run/$i.sh\nsbatch run/$i.sh\n", "note"),
+        ("cat part.sh | less\n", "error"),
+        ("cat part.sh > /dev/null\n", "error"),
+        ("# bash part.sh\n", "error"),
+        ("echo usage: bash part.sh\n", "error"),
+        ("bash -n part.sh\n", "error"),
+        ("bash part.sh.old\n", "error"),
+        ("bash part.sh\nsbatch part.sh\n", "error"),
     ],
 )
-def test_the_directives_of_a_script_that_another_one_starts_have_notes(
-    tmp_path: Path, other: str, expected: str
-) -> None:
+def test_a_part_of_another_script_needs_no_shebang(tmp_path: Path, other: str, expected: str) -> None:
     (tmp_path / "all.sh").write_text(other)
-    assert severities(tmp_path / "job.sh", JOB)["SLURM001"] == expected
+    assert severities(tmp_path / "part.sh", PART)["SLURM001"] == expected
 
 
-def test_the_commands_of_a_script_that_another_one_starts_are_checked(tmp_path: Path) -> None:
-    (tmp_path / "all.sh").write_text("bash job.sh\n")
-    assert severities(tmp_path / "job.sh", "#!/bin/bash\n#SBATCH --time=1\nfi\n")["JOB003"] == "error"
-
-
-def test_a_script_whose_readme_submits_it_is_submitted(tmp_path: Path) -> None:
-    (tmp_path / "all.sh").write_text("bash job.sh\n")
-    (tmp_path / "README.md").write_text("Run `sbatch job.sh`.\n")
-    assert severities(tmp_path / "job.sh", JOB)["SLURM001"] == "error"
-
-
-def test_a_word_that_a_program_replaces_makes_a_template(tmp_path: Path) -> None:
-    assert severities(tmp_path / "go.sh", FILLED_IN)["RANK031"] == "error"
-    (tmp_path / "compile.sh").write_text("cp go.sh run/\nsed -i s/NUMTASKS/64/ run/go.sh\n")
-    found = severities(tmp_path / "go.sh", FILLED_IN)
-    assert found["JOB027"] == "note"
-    assert "error" not in found.values()
+@pytest.mark.parametrize(("inserted", "expected"), [("```\n", "error"), ("```\n#SBATCH -n 2\n```\n", "note")])
+def test_text_between_fences_of_markdown_has_notes(tmp_path: Path, inserted: str, expected: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n{inserted}docker run -it image\n"
+    assert severities(tmp_path / "job.sh", text)["JOB028"] == expected
 
 
 def test_perl_accepts_lines_that_end_in_cr_lf(tmp_path: Path) -> None:
@@ -68,8 +77,11 @@ def test_perl_accepts_lines_that_end_in_cr_lf(tmp_path: Path) -> None:
     assert severities(tmp_path / "job", text.replace("perl", "bash"))["JOB002"] == "error"
 
 
-def test_a_program_that_calls_a_launcher_may_use_all_nodes(tmp_path: Path) -> None:
-    text = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --time=1:00:00\npython scaling.py\n"
-    assert severities(tmp_path / "job.sh", text)["RANK013"] == "warning"
+@pytest.mark.parametrize(("request_", "check"), [("--nodes=4", "RANK013"), ("--ntasks=4", "SLURM012")])
+def test_a_program_that_calls_a_launcher_may_use_all_that_is_requested(
+    tmp_path: Path, request_: str, check: str
+) -> None:
+    text = f"#!/bin/bash\n#SBATCH {request_}\n#SBATCH --time=1:00:00\npython scaling.py\n"
+    assert severities(tmp_path / "job.sh", text)[check] == "warning"
     (tmp_path / "scaling.py").write_text("import sh\nsh.mpirun('-np', 96, './pic')\n")
-    assert severities(tmp_path / "job.sh", text)["RANK013"] == "note"
+    assert severities(tmp_path / "job.sh", text)[check] == "note"
