@@ -21,9 +21,29 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     Returns None if bash reports no error, takes longer than _LIMIT_S, crashes, or is not installed, and for a
     text with a NUL character.
     """
-    bash = shutil.which("bash")
-    if bash is None or "\0" in text:
+    if "\0" in text:
         return None
+    returned, found = _bash_n(text)
+    # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
+    # If a shell reads it, that shell runs these commands.
+    if returned:
+        # Errors stop the job, unlike warnings.
+        found.sort(key=lambda one: one[1].startswith("warning: "))
+        causes = (
+            one for one in found if "unexpected end of file" in found[0][1] and _is_the_cause(one[1], text)
+        )
+        return next(causes, found[0])
+    return next((one for one in found if "here-document" in one[1] and not _is_for_shell(one[1], text)), None)
+
+
+def _bash_n(text: str) -> tuple[int, list[tuple[int, str]]]:
+    """Returns the exit status of `bash -n`, and the lines and the messages that it reports.
+
+    These are 0 and an empty list if bash takes too long, crashes, or is not installed.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        return 0, []
     try:
         done = subprocess.run(
             [bash, *(("-O", "extglob") if "extglob" in text else ()), "-n"],  # bash -n does not run shopt
@@ -34,23 +54,25 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
             env={**os.environ, "LC_ALL": "C"},  # bash prints its messages in English
         )
     except subprocess.TimeoutExpired:
-        return None
+        return 0, []
     if done.returncode < 0:  # bash 5.2 crashes at 1,900 levels of nested $( )
-        return None
-    # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
-    # If a shell reads it, that shell runs these commands.
+        return 0, []
     output = done.stderr.decode("utf-8", "replace")
     found = [(int(line), message) for line, message in re.findall(r".*?: line (\d{1,9}): (.*)", output)]
-    if done.returncode:
-        # Errors stop the job, unlike warnings.
-        found.sort(key=lambda one: one[1].startswith("warning: "))
-        first = found[0] if found else (1, output.strip().partition("\n")[0])
-        if "unexpected end of file" in first[1]:
-            # A here-document whose end has blanks contains all that is missing.
-            almost = (one for one in found if (document := open_document(one[1], text)) and document.almost)
-            return next(almost, first)
-        return first
-    return next((one for one in found if "here-document" in one[1] and not _is_for_shell(one[1], text)), None)
+    if done.returncode and not found:
+        found = [(1, output.strip().partition("\n")[0])]
+    return done.returncode, found
+
+
+def _is_the_cause(message: str, text: str) -> bool:
+    """Returns whether a message is about a here-document, and the script is correct without the blanks around
+    the delimiter of this document, and of others with the same one.
+    """
+    document = open_document(message, text)
+    if document is None or not document.almost:
+        return False
+    lines = (line.strip() if line.strip() == document.delimiter else line for line in text.splitlines())
+    return _bash_n("\n".join(lines)) == (0, [])
 
 
 class OpenDocument(NamedTuple):

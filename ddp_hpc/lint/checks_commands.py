@@ -66,6 +66,10 @@ _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
+# What follows may be for a script that is started without a scheduler.
+_ASKS_FOR_JOB = re.compile(
+    r"(?m)^[^#\n]*(?:\[|\btest) -z \"?\$\{?(?:PBS_JOB(?:ID|NAME)|SLURM_JOB_?ID)\b(?!.*\bexit\b)"
+)
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
@@ -199,7 +203,8 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
 def _is_short_alone(before: Command | None, command: Command) -> bool:
     """Returns whether only a short command such as `echo` runs in the background."""
     is_alone = before is None or before.ends in ("\n", ";", "&")
-    return is_alone and bool(command.name and _SHORT.fullmatch(command.name))
+    is_end_of_block = command.words[0] in ("done", "fi", "esac", "}")
+    return is_alone and not is_end_of_block and bool(command.name and _SHORT.fullmatch(command.name))
 
 
 def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
@@ -245,7 +250,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
-    asks = re.search(r"(?:\[|test) -[nz] \"?\$\{?(?:PBS|SLURM)_JOB", script.text)  # whether it is a job
+    asks = _ASKS_FOR_JOB.search(script.text)
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -294,7 +299,11 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
 def _has_program(salloc: Command) -> bool:
     """Returns whether salloc starts a program that needs no terminal."""
     _, words = read_command(salloc.argv[1:], of_srun=True)  # which has nearly the same options
-    return bool(words) and "--pty" not in words and words[-1] not in ("bash", "sh", "$SHELL")
+    is_shell = (
+        bool(words) and re.fullmatch(r"(?:/\S*/)?(?:ba|z|k|c|tc)?sh|\$\{?SHELL\}?", words[0]) is not None
+    )
+    has_file = any(not word.startswith("-") for word in words[1:])
+    return bool(words) and "--pty" not in words and (not is_shell or has_file)
 
 
 def _without_terminal(text: str) -> tuple[str, str, Severity]:
@@ -318,7 +327,7 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         words = start.words
         after = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words)) + 1
-        for word in words[after:]:
+        for word, following in pairwise((*words[after:], "")):
             is_of_torchrun = start.is_torchrun and start.given("--nproc-per-node") is None
             if (
                 (is_of_torchrun and re.match(r"--nproc[-_]per[-_]node|--standalone\b", word))
@@ -329,8 +338,12 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
             ):
                 what = f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it"
                 remedy = "put it before the program, or remove it"
-                # If a directive requests the same, it is enough that the program ignores it.
-                is_requested = any(d.flag == word.partition("=")[0] for d in subject.script.read())
+                flag, _, value = word.partition("=")
+                # If a directive requests the same, nothing is lost, except for --cpus-per-task of srun.
+                is_requested = flag != "--cpus-per-task" and any(
+                    d.flag == flag and (value or following or d.value) == d.value
+                    for d in subject.script.read()
+                )
                 yield Problem(start.command.line, what, remedy, "note" if is_requested else None)
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None

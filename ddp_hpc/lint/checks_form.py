@@ -29,6 +29,7 @@ _LISTS = frozenset(
 )
 _DEFAULTS = frozenset((f"--{of}", "1") for of in ("ntasks", "cpus-per-task", "ntasks-per-node"))
 _CHANGES_JOB = re.compile("--(?:mem|time|gres|gpus|tres|nodes|ntasks|cpus|array|output|error)|-[lJtoe]$")
+_REQUESTS = re.compile("--(?:mem|gres|gpus|nodes|ntasks|cpus)|-l$")
 _OFTEN_DISABLED = frozenset(
     ("--account", "-A", "--partition", "-q", "--nodelist", "--exclude", "-M", "--mail-user")
 )
@@ -67,12 +68,13 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
     if text.startswith("\ufeff"):
         what = "a byte order mark comes first, so sbatch rejects the script and qsub ignores directives"
         yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
-    # Perl and others accept CR LF, and their programs may write a job script.
+    # A program in another language, such as perl, may write job scripts.
     is_for_shell = not subject.script.shebang or re.search(r"sh\b", subject.script.shebang)
-    if "\r\n" in text and (is_for_shell or subject.script.read()):
+    if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
         what = "lines have Windows line ends (CR LF), which sbatch and the qsub of OpenPBS reject"
-        yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT")
+        severity: Severity | None = None if is_for_shell or subject.script.read() else "note"
+        yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT", severity)
 
 
 @check("JOB004", "warning", "directive after the first command")
@@ -87,7 +89,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         flags, given = {d.flag for d in late}, {d.flag for d in script.read()}
         # Users keep options that they do not use below the last command.
         last = max((command.line for command in script.commands), default=lines[0])
-        are_kept = lines[0] > last and bool(script.read())
+        are_kept = lines[0] > last and any(map(_REQUESTS.match, given))
         is_given = 2 * len(flags - given) <= len(flags)
         yield Problem(
             lines[0],
@@ -99,15 +101,10 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_without_loss(directive: Directive) -> bool:
-    """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell.
-
-    The same holds for `-v NAME`, which copies a variable of the shell that runs qsub.
-    """
+    """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
     is_name = directive.flag in ("-N", "--job-name")
-    is_of_shell = directive.flag == "-v" and "=" not in directive.value
-    is_default = (directive.flag, directive.value) in _DEFAULTS
-    return is_name or is_of_shell or is_default or (is_log and "$" in directive.value)
+    return is_name or (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:

@@ -343,8 +343,13 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):
             values = re.findall(rf"(?m)^[ \t]*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
-            grows = re.search(rf"(?m)^[ \t]*{name}(?:\+=\(|\[)", script.text)
-            is_whole = len(values) == 1 and not grows
+            other_values = (
+                rf"(?<![\w$]){name}(?:\+=|\[\d+\]=)",
+                rf"\b(?:mapfile|readarray|read)\b.*\b{name}\b",
+            )
+            grows = rf"(?m)^[^#\n]*(?:{'|'.join(other_values)})"
+            is_only = len(re.findall(rf"(?<![\w$]){name}=\(", script.text)) == 1
+            is_whole = len(values) == 1 and is_only and not re.search(grows, script.text)
             size = len(_elements(values[0])) if is_whole else 0
             if 0 < size <= last:
                 what = f"{plain(name)} has the elements 0 to {size - 1}, and the job array goes up to {last}"

@@ -288,7 +288,8 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             # The jobs or processes that a scheduler in Python starts have CPUs of their own.
             is_of_jobs = re.search("dask|parsl|submitit", subject.script.text)
             # mpirun may give each rank the CPUs of several tasks.
-            has_more = any(re.search(r":pe=\d", c.text, re.IGNORECASE) for c in subject.script.launches())
+            per_rank = (re.search(r":pe=(\d{1,4})", c.text, re.IGNORECASE) for c in subject.script.launches())
+            has_more = any(match and int(match[1]) >= threads for match in per_rank)
             yield Problem(
                 line,
                 what,

@@ -24,7 +24,7 @@ _SUBMITTED_IN = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR)(?::[-?][^}]
 _PLACEHOLDER = re.compile("[A-Z]+_[A-Z_]+")
 # JOB024 reports a command that ends after a backslash and a blank or a comment, and JOB003 a placeholder such
 # as <model>; with extglob, @(a|b) is a pattern, and <(...) is a file.
-_IS_CUT = re.compile(r"\\[ \t]*$|\\[ \t]+#|<[\w ./-]+>|[<>@+!?](?:\(|$)")
+_IS_CUT = re.compile(r"\\[ \t]*$|\s\\[ \t]+#|<[\w ./-]+>|[<>@+!?](?:\(|$)")
 _MOVES = re.compile(r"--?(?:chdir|wdir|wd|cwd|pwd|directory)\b|\s-D\s|\bbuiltin\b|\benv\s+-C")
 # Where a cd lasts: not in a pipe, in the background or in a subshell.
 _LASTS = ("\n", ";", "&&", "||")

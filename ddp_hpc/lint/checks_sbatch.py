@@ -170,7 +170,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
     strays, with_colons = ({d.line for d in options if d.fault == fault} for fault in ("stray", "colon"))
     for d in options:
         # SLURM017 reports a blank before the value.
-        is_cut = (d.value in _CUT and d.line in strays) or d.line in with_colons
+        is_cut = d.value in _CUT and d.line in strays
+        is_cut |= d.value.endswith(":") and d.line in with_colons
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
         is_used = subject.script.value(d.flag) == d.value and d.line not in strays
@@ -202,6 +203,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             may_be_filled_in = _TAKES_NUMBER.match(d.flag) and stands_for_value(d.value)
             severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
+        elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
+            what = f"sbatch takes --priority {shown(d.value)} for 0, which holds the job"
+            yield Problem(d.line, what, "remove it: only operators can raise a priority", "warning")
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
             what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
             yield Problem(d.line, what, "write a number of tasks after %", "note")
@@ -258,7 +262,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
         elif d.fault == "colon":
             what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
-            is_value = "=" in d.text.partition(" ")[0]
+            flag, _, value = re.sub(r"\s", "", d.text).partition("=")
+            is_value = bool(value) and not expected_value(flag, value)
             yield Problem(d.line, what, "remove the blanks from the value" if is_value else "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT:
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
@@ -282,10 +287,12 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
         return "write - or -- instead of the dash"
     if d.value.startswith("__"):
         return f"write --{plain(d.value[2:])}"
+    if d.value == "-":
+        return "remove the blank after -"
     if before is None or before.line != d.line:
         return "write the option before it, or # before a comment"
-    if before.written.startswith("-") and (long := with_two_dashes(before)):
-        return f"{long.partition(',')[0].partition('=')[0]}={plain(d.value)}"
+    if before.written in ("-error", "-output", "-partition", "-account"):
+        return f"write -{plain(before.written)}={plain(d.value)}"
     return "remove the blank before it, quote a value with blanks, or write # before a comment"
 
 

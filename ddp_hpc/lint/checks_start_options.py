@@ -15,6 +15,9 @@ from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
 
+_NUMBER_OF = re.compile(
+    "(?:N|NUM|NUMBER)_?(?:OF_?)?(?:NODE|TASK|PROC|CORE|CPU|RANK|GPU|THREAD)S?"
+)  # NUMTASKS
 _HIDDEN = re.compile(r"[$`<{%]|@[A-Z]|!TBG_")
 # Options whose values may be names in capital letters, such as GPU.
 _NAMED = ("--partition", "--account", "--qos", "--constraint", "--reservation", "--job-name")
@@ -104,8 +107,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             yield f"{shown(d.written)}: this option of {name} {needs} value", f"see {name} --help"
         elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
             what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
-            # A program may replace NUMTASKS and the like.
-            yield (what, remedy, "note") if re.fullmatch("[A-Z][A-Z_]{3,}", d.value) else (what, remedy)
+            # A program may replace such a name.
+            yield (what, remedy, "note") if _NUMBER_OF.fullmatch(d.value) else (what, remedy)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:
         yield "sbatch -V only prints its version", "remove it, or use --export=ALL"

@@ -96,7 +96,8 @@ def _names_launcher(start: Start) -> bool:
     path, program = start.subject.path, program_of(start.words)
     directory = start.subject.directory or (path and path.parent)
     found = text_of(directory / program.name) if directory and program and program.kind == "file" else None
-    return bool(re.search(rb"\b(?:mpirun|mpiexec|srun|aprun)\b", found or b""))
+    without_comments = re.sub(rb"(?m)^[ \t]*#.*", b"", found or b"")
+    return bool(re.search(rb"\b(?:mpirun|mpiexec|srun|aprun)\b", without_comments))
 
 
 def _prepares_ranks(subject: Subject) -> bool:
@@ -105,7 +106,7 @@ def _prepares_ranks(subject: Subject) -> bool:
     """
     prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
     sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
-    if any(re.search(r"oneapi|setvars\.sh|mpivars", file[:_MAX_CHARS]) for file in sourced):
+    if any(re.search(r"/oneapi/.*\.sh$|mpivars", file[:_MAX_CHARS]) for file in sourced):
         return True
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
     return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)

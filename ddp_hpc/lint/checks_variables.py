@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import expanded_in_shell, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
@@ -144,8 +145,13 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
             for_threads = re.search(rf"(?:OMP|MKL|OPENBLAS)_NUM_THREADS=[\"']?\$\{{?{name}\b", script.text)
             if for_threads and script.value("--cpus-per-task"):
                 remedy = "use SLURM_CPUS_PER_TASK"
-            # On one node, no worker of Ray is started.
-            of_workers = subject.num_nodes == 1 and all("ray start --address" in c.text for c in uses)
+            # On one node, the loop that starts Ray on the other nodes starts nothing.
+            loops = {
+                c.line
+                for c, depth in with_depth(script.commands)
+                if depth and "ray start --address" in c.text
+            }
+            of_workers = subject.num_nodes == 1 and all(c.line in loops for c in uses)
             # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
             is_needed = not for_threads and not of_workers and _needs_value(script, name)
             yield Problem(uses[0].line, what, remedy, None if is_needed else "note")
@@ -236,7 +242,7 @@ def _is_only_shown(script: Script, line: int) -> bool:
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
     known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
-    without_activation = re.sub(r"(?m)^\s*(?:source|\.) \S+/activate\b.*", "", script.text)
+    without_activation = re.sub(r"(?m)^\s*(?:source|\.) \S+/activate\b[^;&|\n]*$", "", script.text)
     if not own or known or _IS_READ_ELSEWHERE.search(without_activation):
         return False
     if any(command.argv for command in script.commands if command.line == line):

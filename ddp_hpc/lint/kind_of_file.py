@@ -20,7 +20,7 @@ _PROSE = re.compile(
 )
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
-_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp))|\.?#.*")
+_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp))|\.?#.*#|\.#.*")
 
 
 def without_unsubmitted(
@@ -35,14 +35,8 @@ def without_unsubmitted(
 
 
 def _is_not_submitted(script: Script, path: Path | None) -> bool:
-    """Returns whether nobody submits the file: a text, several scripts, a backup copy, a template, or a
-    program in R, to which the shebang of a shell is a comment.
-    """
-    if path and (
-        _OF_BACKUPS.fullmatch(path.name)
-        or has_suffix_of_template(path)
-        or (path.suffix == ".R" and re.search(r"sh\b", script.shebang))
-    ):
+    """Returns whether nobody submits the file: a text, several scripts, a backup copy or a template."""
+    if path and (_OF_BACKUPS.fullmatch(path.name) or has_suffix_of_template(path)):
         return True
     later = _later_shebangs(script)
     # A shebang in one of the next lines is a mistake that SLURM001 reports.

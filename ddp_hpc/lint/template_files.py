@@ -18,9 +18,9 @@ from ddp_hpc.lint.placeholders import (
 )
 
 # Names and directories of templates, such as job.sbatch.template, submit.sh.in and templates/job.sh.
-_SUFFIX = r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|in|mako|erb|mustache|skel|dist|sample|example)$"
+_SUFFIX = r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|mako|erb|mustache|skel)$"
 _NAMED = re.compile(
-    rf"{_SUFFIX}|\.tmp\b"
+    rf"{_SUFFIX}|\.(?:in|dist|sample|example)$|\.tmp\b"
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
@@ -136,11 +136,13 @@ def _is_called(script: Script) -> bool:
     writes values into it.
     """
     is_updated = re.search(r"(?m)^#.*\bauto-updated\b", script.text)
-    return bool(is_updated) or any(map(_SAYS_TEMPLATE.match, script.lines[:_MOST_COMMENTS]))
+    return bool(is_updated) or any(
+        _SAYS_TEMPLATE.match(line[:_MAX_CHARS]) for line in script.lines[:_MOST_COMMENTS]
+    )
 
 
 def has_suffix_of_template(path: Path) -> bool:
-    """Returns whether the name ends in .template, .in or the like."""
+    """Returns whether the name ends in .template, .j2 or the like."""
     return re.search(_SUFFIX, path.name) is not None
 
 
@@ -155,7 +157,7 @@ def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
     placeholders = {word for _, word in found if len(bare(word)) > 1}
     return bool(placeholders) and any(
         reads(text, path.name) and any(replaces(text, word) for word in placeholders)
-        for text in programs_beside(path)
+        for text in _programs_beside(path)
     )
 
 
@@ -164,7 +166,7 @@ def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:
     values then replace those in the file.
     """
     missing = set(flags)
-    for text in programs_beside(path) if path else ():
+    for text in _programs_beside(path) if path else ():
         if path and path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text):
             missing = {flag for flag in missing if not _gives(text, flag)}
         if not missing:
@@ -178,7 +180,7 @@ def is_part_of_others(path: Path | None) -> bool:
     """
     if path is None:
         return False
-    texts = [text for text in programs_beside(path) if path.name in text]
+    texts = [text for text in _programs_beside(path) if path.name in text]
     lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
     file = rf"(?:\S*/)?{re.escape(path.name)}(?=\s|$)"
     uses = re.compile(rf"\s*(?:(?:bash|sh|source) {file}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
@@ -195,7 +197,7 @@ def _gives(text: str, flag: str) -> bool:
     return re.search(given, text) is not None
 
 
-def programs_beside(path: Path) -> Iterator[str]:
+def _programs_beside(path: Path) -> Iterator[str]:
     """Yields the texts of programs in the directory of the file, and in the one above."""
     for directory in islice(path.absolute().parents, 2):
         try:

@@ -1081,12 +1081,20 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB037", False, S + "#SBATCH -c 4\nblastn -query a -db nr -remote > a.out\n"),
     ("JOB025", False, S + "./a\necho $STEP > step &\n"),
     ("JOB025", False, S + "echo $STEP > step &\n"),
+    ("JOB025", True, S + "for i in 1 2; do\n  ./a $i\ndone &\n"),
+    ("JOB025", True, S + "for i in 1 2; do ./a $i; done &\n"),
+    ("JOB003", True, S + "for i in 1 2; do\n  ./a\ncat > z <<E\nx\n E\n"),
+    (
+        "SLURM032",
+        False,
+        S + "#SBATCH --array=0-3\nA=(1 2)\nfor x in 3 4; do A+=($x); done\n./a ${A[$SLURM_ARRAY_TASK_ID]}\n",
+    ),
     ("JOB025", True, S + "for i in 1 2; do python train.py $i & done\necho started\necho $! > pid &\n"),
     ("SLURM032", False, S + "#SBATCH --array=0-3\nA=(1 2)\nA[2]=3\n./a ${A[$SLURM_ARRAY_TASK_ID]}\n"),
     ("SLURM032", True, S + "#SBATCH --array=0-3\nA=(1 2)\n# A+=(3)\n./a ${A[$SLURM_ARRAY_TASK_ID]}\n"),
     ("JOB037", True, S + "#SBATCH -c 4\nblastn -query a -db nr\nrsync a my-remote:a\n"),
     ("JOB022", False, P + "echo $PBS_O_SERVER\n"),
-    ("SLURM015", False, S + "#SBATCH --priority=high\n"),  # sbatch takes it for 0
+    ("SLURM015", False, S + "#SBATCH --priority=TOP\n"),
     ("RANK030", True, RANKS + "srun python train.py --trainer.num_nodes=1\n"),
     ("RANK030", False, RANKS + "srun python train.py --trainer.num_nodes=2 --trainer.devices 4\n"),
     ("JOB028", True, S + "sudo -E ./simulate\n"),
@@ -1583,8 +1591,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB005", "warning", S + "  #SBATCH --exclude=n2\n"),
     ("JOB005", "warning", TORQUE + "#PBD -l mem=150gb\n"),
     ("JOB004", "warning", S + "srun x\n#SBATCH --nodes=2\nsrun y\n"),
-    ("JOB004", "note", S + "srun x\n#SBATCH --nodes=2\n"),  # options that the user keeps for later
-    ("JOB004", "note", P + "STEPS=3\n#PBS -v STEPS\n./a\n"),
+    ("JOB004", "note", S + "#SBATCH --mem=8G\nsrun x\n#SBATCH --gres=gpu:4\n"),  # the user keeps it
+    ("JOB004", "warning", S + "srun x\n#SBATCH --gres=gpu:4\n"),  # the directives at the top request nothing
     ("RANK013", "note", S + "#SBATCH -N 4\nsource /opt/oneapi/setvars.sh\npython train.py\n"),
     (
         "RANK005",
@@ -1600,6 +1608,16 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ),
     ("JOB004", "warning", "#!/bin/bash\nmpirun ./a\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\n"),
     ("RANK031", "note", S + "srun -n NUMTASKS ./a\n"),
+    ("RANK031", "error", S + "sbatch --time=LONG job.sh\n"),
+    ("SLURM015", "warning", S + "#SBATCH --priority=high\n./a\n"),
+    ("JOB002", "note", "#!/usr/bin/env perl\r\nprint <<EOF;\r\n#PBS -l nodes=1\r\nEOF\r\n"),
+    (
+        "RANK005",
+        "warning",
+        ONE + "#SBATCH -n 2 -c 4\nexport OMP_NUM_THREADS=8\nmpirun --map-by node:pe=2 ./a\n",
+    ),
+    ("JOB028", "error", S + "salloc -n 4 /bin/bash\n"),
+    ("JOB028", "error", S + "salloc -n 4 -p debug bash -l\n"),
     ("JOB028", "warning", S + "salloc -n 4 mpirun ./a > log\n"),
     ("JOB028", "warning", S + "salloc -N1 sh run.sh\n"),
     ("JOB028", "error", S + "salloc -J python -n 4\n"),
@@ -1607,6 +1625,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB028", "error", S + "salloc -n 4\n./a\n"),
     ("JOB007", "note", S + "#SBATCH --gres=gpu:1\n#SBATCH --gres=gpu:3090:1\npython train.py\n"),
     ("RANK021", "note", RANKS + "srun python train.py --gpus-per-node=4\n"),
+    ("RANK021", "error", RANKS + "srun python train.py --gpus-per-node=2\n"),
     ("RANK021", "error", RANKS + "srun python train.py --cpus-per-task=8\n"),
     ("PBS022", "error", P + "#PBS -N storage\n#PBS -l select=1:ncpus=4\n#PBS -l ncpus=4\n./a\n"),
     ("RANK013", "warning", S + "#SBATCH -N 4\nsource /home/a/compile/env.sh\npython train.py\n"),
@@ -1615,7 +1634,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
         "JOB022",
         "note",
         "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --nodes=1\n"
-        'srun ray start --address "$HEAD" --num-gpus "${SLURM_GPUS_PER_TASK}" --block &\nwait\n',
+        "for ((i = 1; i < SLURM_JOB_NUM_NODES; i++)); do\n"
+        'srun ray start --address "$HEAD" --num-gpus "${SLURM_GPUS_PER_TASK}" --block &\ndone\nwait\n',
     ),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),

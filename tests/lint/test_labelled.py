@@ -150,6 +150,8 @@ def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
         ("-error slurm.out", "write --error=slurm.out"),
         ("--gres=gpu: v100 :1", "remove the blanks from the value"),
         ("debug", "write the option before it, or # before a comment"),
+        ("- n 4", "remove the blank after -"),
+        ("--time=1:00:00 : one hour", "remove it"),
         ("-N 1 node", "remove the blank before it, quote a value with blanks, or write # before a comment"),
     ],
 )
