@@ -24,15 +24,13 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     if "\0" in text:
         return None
     returned, found = _bash_n(text)
-    # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
-    # If a shell reads it, that shell runs these commands.
     if returned:
         # Errors stop the job, unlike warnings.
         found.sort(key=lambda one: one[1].startswith("warning: "))
-        causes = (
-            one for one in found if "unexpected end of file" in found[0][1] and _is_the_cause(one[1], text)
-        )
-        return next(causes, found[0])
+        others = found[1:] if "unexpected end of file" in found[0][1] else []
+        return next((one for one in others if _is_the_cause(one[1], text)), found[0])
+    # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
+    # If a shell reads it, that shell runs these commands.
     return next((one for one in found if "here-document" in one[1] and not _is_for_shell(one[1], text)), None)
 
 

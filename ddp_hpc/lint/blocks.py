@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from ddp_hpc.lint.parse_script import Command
 
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
-_CLOSES = frozenset(("fi", "esac", "done", "}"))
+CLOSES = frozenset(("fi", "esac", "done", "}"))
 _END_OF = {"if": "fi", "case": "esac", "{": "}"}
-_KEYWORDS = _OPENS | _CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
+_KEYWORDS = _OPENS | CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
 
 
 def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
@@ -21,7 +21,7 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
     depth = 0
     for command in commands:
         for word in _keywords(command):
-            depth += (word in _OPENS) - (word in _CLOSES)
+            depth += (word in _OPENS) - (word in CLOSES)
         yield command, depth
 
 
@@ -34,7 +34,7 @@ def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
         for word in _keywords(command):
             if word in _OPENS:
                 open_.append((word, command.line))
-            elif word in _CLOSES and open_:
+            elif word in CLOSES and open_:
                 if _END_OF.get(open_[-1][0], "done") != word:
                     return *open_[-1], True
                 open_.pop()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
+from ddp_hpc.lint.blocks import CLOSES
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
@@ -203,8 +204,9 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
 def _is_short_alone(before: Command | None, command: Command) -> bool:
     """Returns whether only a short command such as `echo` runs in the background."""
     is_alone = before is None or before.ends in ("\n", ";", "&")
-    is_end_of_block = command.words[0] in ("done", "fi", "esac", "}")
-    return is_alone and not is_end_of_block and bool(command.name and _SHORT.fullmatch(command.name))
+    return (
+        is_alone and command.words[0] not in CLOSES and bool(command.name and _SHORT.fullmatch(command.name))
+    )
 
 
 def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
@@ -289,26 +291,24 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
         )
         if is_sudo and (num_sudo > 1 or of_site):
             continue
-        if match[0].strip() == "salloc" and _has_program(command):
-            what = "salloc requests a second allocation, for which its program has to wait"
-            yield Problem(command.line, what, "remove salloc and its options", "warning")
-            continue
-        yield Problem(command.line, *_without_terminal(match[0]))
+        yield Problem(command.line, *_without_terminal(command, match[0]))
 
 
 def _has_program(salloc: Command) -> bool:
     """Returns whether salloc starts a program that needs no terminal."""
     _, words = read_command(salloc.argv[1:], of_srun=True)  # which has nearly the same options
-    is_shell = (
-        bool(words) and re.fullmatch(r"(?:/\S*/)?(?:ba|z|k|c|tc)?sh|\$\{?SHELL\}?", words[0]) is not None
-    )
-    has_file = any(not word.startswith("-") for word in words[1:])
-    return bool(words) and "--pty" not in words and (not is_shell or has_file)
+    if not words or "--pty" in words:
+        return False
+    is_shell = re.fullmatch(r"(?:/\S*/)?(?:ba|z|k|c|tc)?sh|\$\{?SHELL\}?", words[0])
+    return not is_shell or any(not word.startswith("-") for word in words[1:])
 
 
-def _without_terminal(text: str) -> tuple[str, str, Severity]:
-    """Returns what is wrong with a command that needs a terminal, what to do, and the severity."""
+def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
+    """Returns what is wrong with `text`, which needs a terminal, what to do, and the severity."""
     name = text.split()[0]
+    if name == "salloc" and _has_program(command):
+        what = "salloc requests a second allocation, for which its program has to wait"
+        return what, "remove salloc and its options", "warning"
     if name == "salloc":
         what = "salloc requests a second allocation, and its shell ends at once"
         return what, "remove the command, since the script already runs in a job", "error"

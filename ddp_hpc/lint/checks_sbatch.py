@@ -111,8 +111,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
-    are_notes |= is_part_of_others(subject.path)
-    severity: Severity | None = "note" if are_notes else None
+    severity: Severity | None = "note" if are_notes or is_part_of_others(subject.path) else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
 

@@ -50,7 +50,8 @@ _READ_BY_PROGRAMS = re.compile(
 )
 # What exports all variables, reads one by its name, reads another file, or keeps what a block prints.
 _IS_READ_ELSEWHERE = re.compile(
-    r"(?m)\bset\s[^\n]*-\w*a|allexport|\$\{!|(?:^|[;&|]|\bthen\b)[ \t]*(?:source|\.)\s"
+    r"(?m)\bset\s[^\n]*-\w*a|allexport|\$\{!"
+    r"|(?:^(?![ \t]*(?:source|\.) \S+/activate\b[^;&|\n]*$)|[;&|]|\bthen\b)[ \t]*(?:source|\.)\s"
     r"|^[ \t]*(?:\}|done|fi)\s*[|>]"
 )
 _SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -134,6 +135,10 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
     """Yields the variables that the scheduler sets only with an option, which the script does not have."""
     script, scheduler = subject.script, subject.scheduler
     of_launchers = " ".join(command.text for command in script.launches())
+    # On one node, the loop that starts Ray on the other nodes starts nothing.
+    starts_workers = subject.num_nodes == 1 and "ray start --address" in script.text
+    depths = list(with_depth(script.commands)) if starts_workers else []
+    idle = {c.line for c, depth in depths if depth and "ray start --address" in c.text}
     for name, options in scheduler.reader.variables_of_options.items():
         is_given = any(script.value(option) is not None or option in of_launchers for option in options)
         if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
@@ -145,15 +150,9 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
             for_threads = re.search(rf"(?:OMP|MKL|OPENBLAS)_NUM_THREADS=[\"']?\$\{{?{name}\b", script.text)
             if for_threads and script.value("--cpus-per-task"):
                 remedy = "use SLURM_CPUS_PER_TASK"
-            # On one node, the loop that starts Ray on the other nodes starts nothing.
-            loops = {
-                c.line
-                for c, depth in with_depth(script.commands)
-                if depth and "ray start --address" in c.text
-            }
-            of_workers = subject.num_nodes == 1 and all(c.line in loops for c in uses)
             # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
-            is_needed = not for_threads and not of_workers and _needs_value(script, name)
+            is_run = any(c.line not in idle for c in uses)
+            is_needed = is_run and not for_threads and _needs_value(script, name)
             yield Problem(uses[0].line, what, remedy, None if is_needed else "note")
 
 
@@ -242,8 +241,7 @@ def _is_only_shown(script: Script, line: int) -> bool:
     own = {name for number, name, _ in script.assignments if number == line}
     known = any(_OF_LOGIN.fullmatch(name) or _READ_BY_PROGRAMS.fullmatch(name) for name in own)
     known |= any(name.endswith("PATH") or "VISIBLE_DEVICES" in name for name in own)
-    without_activation = re.sub(r"(?m)^\s*(?:source|\.) \S+/activate\b[^;&|\n]*$", "", script.text)
-    if not own or known or _IS_READ_ELSEWHERE.search(without_activation):
+    if not own or known or _IS_READ_ELSEWHERE.search(script.text):
         return False
     if any(command.argv for command in script.commands if command.line == line):
         return False

@@ -27,18 +27,17 @@ def without_unsubmitted(
     findings: Iterable[LintFinding], script: Script, path: Path | None
 ) -> Iterator[LintFinding]:
     """Yields the findings. Those on what nobody submits, or may not submit, become notes."""
-    read = {1, *(d.line for d in script.read())}
-    is_not_submitted, weaker = _is_not_submitted(script, path), _may_be_notes(script)
+    read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
+    is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
     for one in findings:
         is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
         yield replace(one, severity="note") if is_weaker else one
 
 
-def _is_not_submitted(script: Script, path: Path | None) -> bool:
+def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bool:
     """Returns whether nobody submits the file: a text, several scripts, a backup copy or a template."""
     if path and (_OF_BACKUPS.fullmatch(path.name) or has_suffix_of_template(path)):
         return True
-    later = _later_shebangs(script)
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
     is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
@@ -50,17 +49,17 @@ def _is_not_submitted(script: Script, path: Path | None) -> bool:
     return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 
 
-def _may_be_notes(script: Script) -> tuple[str, ...]:
+def _may_be_notes(script: Script, later: list[str]) -> tuple[str, ...]:
     """Returns the severities of findings on commands that may be none of a job.
 
     Before the shebang, there are notes, or what is run before, in another shell; and notes with examples have
     several shebangs, or fences of Markdown.
     """
-    first, after_later = script.lines[0], _later_shebangs(script)
+    first = script.lines[0]
     num_fences = sum(command.text.startswith("```") for command in script.commands)
-    if num_fences > 1 or sum(line.startswith(("#SBATCH", "#PBS")) for line in after_later) > 1:
+    if num_fences > 1 or sum(line.startswith(("#SBATCH", "#PBS")) for line in later) > 1:
         return ("error", "warning")
-    return ("warning",) if not first.startswith("#!") and ("#!" in first or after_later) else ()
+    return ("warning",) if not first.startswith("#!") and ("#!" in first or later) else ()
 
 
 def _later_shebangs(script: Script) -> list[str]:

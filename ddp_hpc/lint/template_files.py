@@ -166,8 +166,8 @@ def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:
     values then replace those in the file.
     """
     missing = set(flags)
-    for text in _programs_beside(path) if path else ():
-        if path and path.name in text and re.search(r"\b(?:sbatch|qsub)\b", text):
+    for text in _programs_naming(path):
+        if re.search(r"\b(?:sbatch|qsub)\b", text):
             missing = {flag for flag in missing if not _gives(text, flag)}
         if not missing:
             return True
@@ -178,15 +178,14 @@ def is_part_of_others(path: Path | None) -> bool:
     """Returns whether a program beside the file starts it with bash or writes it into another file, and none
     contains its name after sbatch or qsub.
     """
-    if path is None:
+    texts = list(_programs_naming(path))
+    if path is None or not texts:
         return False
-    texts = [text for text in _programs_beside(path) if path.name in text]
+    name = re.escape(path.name)
     lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
-    file = rf"(?:\S*/)?{re.escape(path.name)}(?=\s|$)"
+    file = rf"(?:\S*/)?{name}(?=\s|$)"
     uses = re.compile(rf"\s*(?:(?:bash|sh|source) {file}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
-    is_submitted = any(
-        re.search(rf"(?:sbatch|qsub|submit)\b[^|]*{re.escape(path.name)}", line) for line in lines
-    )
+    is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b[^|]*{name}", line) for line in lines)
     return not is_submitted and any(map(uses.match, lines))
 
 
@@ -195,6 +194,12 @@ def _gives(text: str, flag: str) -> bool:
     # Many commands have a letter such as -l.
     given = rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
     return re.search(given, text) is not None
+
+
+def _programs_naming(path: Path | None) -> Iterator[str]:
+    """Yields the texts of programs beside the file that contain its name."""
+    if path:
+        yield from (text for text in _programs_beside(path) if path.name in text)
 
 
 def _programs_beside(path: Path) -> Iterator[str]:
