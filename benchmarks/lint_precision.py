@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--recall", type=Path, help="measure recall on the mistakes in this file")
+    parser.add_argument("--submitted", action="store_true", help="check them as `ddp-hpc submit` does")
     parser.add_argument("--programs", type=Path, help="compare lint with the verdicts in this file")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--json", type=Path, help="write all findings and answers to this file")
@@ -105,7 +107,8 @@ def main() -> None:
         configuration.write_text(CONFIGURATION.format(gres=",".join(names)))
         begun_s = time.monotonic()
         with ProcessPoolExecutor(args.jobs, initializer=enter, initargs=(work,)) as pool:
-            rows = list(pool.map(examine, paths, chunksize=50))
+            examine_one = partial(examine, is_submitted=args.submitted)
+            rows = list(pool.map(examine_one, paths, chunksize=50))
         took_s = time.monotonic() - begun_s
     print_tables(rows, took_s)
     if args.json:
@@ -287,10 +290,11 @@ def enter(work: str) -> None:
     os.environ |= {"SLURM_CONF": f"{work}/slurm.conf", "LC_ALL": "C"}
 
 
-def examine(path: Path) -> dict[str, Any]:
+def examine(path: Path, is_submitted: bool = False) -> dict[str, Any]:
     text = read_script(path, path.name)
     begun_s = time.perf_counter()
-    found = [(one.check, one.severity, one.line, one.what) for one in lint_script(text, path=path)]
+    findings = lint_script(text, path=path, is_submitted=is_submitted)
+    found = [(one.check, one.severity, one.line, one.what) for one in findings]
     took_s = time.perf_counter() - begun_s
     answer = ask_sbatch(path) if re.search(r"^#SBATCH\b", text, re.MULTILINE) else ""
     return {

@@ -56,6 +56,7 @@ class Subject:
     `directory` is the directory from which the script will be submitted, and `path` its file.
     `installed_version` is the version of the scheduler on this machine, which is used if the profile contains
     none. `shell` is what runs scripts of /bin/sh there, such as bash or dash; empty if it is unknown.
+    `is_submitted` means that the script is being submitted, so that nobody will fill it in.
     """
 
     script: Script
@@ -65,6 +66,15 @@ class Subject:
     path: Path | None = None
     installed_version: str = ""
     shell: str = ""
+    is_submitted: bool = False
+
+    @property
+    def of_placeholder(self) -> Severity | None:
+        """The severity of a placeholder: a note, unless the script is being submitted.
+
+        Examples and courses have scripts that users are to complete.
+        """
+        return None if self.is_submitted else "note"
 
     @cached_property
     def template(self) -> Template | None:

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template
 from ddp_hpc.schedulers.registry import MONITORED
-from ddp_hpc.schedulers.script_options import whole_number
 
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
@@ -32,6 +32,10 @@ _CHANGES_JOB = re.compile("--(?:mem|time|gres|gpus|tres|nodes|ntasks|cpus|array|
 _REQUESTS = re.compile("--(?:mem|gres|gpus|nodes|ntasks|cpus)|-l$")
 _OFTEN_DISABLED = frozenset(
     ("--account", "-A", "--partition", "-q", "--nodelist", "--exclude", "-M", "--mail-user")
+)
+# Options without which the job runs in the same way, and --nodelist.
+_WITHOUT_EFFECT = frozenset(
+    ("--nodelist", "--mail-type", "--mail-user", "-M", "-m", "--verbose", "--export", "--comment")
 )
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
@@ -168,8 +172,8 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         remedy = f"{fix}, or write ##{near} to disable it"
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]
-        # Without a node list, the job runs on other nodes; many users disable it. Defaults change nothing.
-        is_harmless = script.scheduler and flags <= {"--nodelist"}
+        # Without a node list, the job runs on other nodes; many users disable it.
+        is_harmless = script.scheduler and flags <= _WITHOUT_EFFECT
         is_unsure = may_be_disabled or is_wrong or is_harmless
         yield Problem(number, what, remedy, "note" if is_unsure else None)
 
@@ -226,7 +230,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             used = "only one" if name.startswith("-l ") else "the last value"
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             is_log = name in subject.scheduler.reader.log_flags
-            severity: Severity | None = "note" if _is_overridden(name, seen[name], value, is_log) else None
+            is_overridden = _is_overridden(subject, name, seen[name], value, is_log)
+            severity: Severity | None = "note" if is_overridden else None
             remedy = _joined(name, seen[name], value)
             if re.search(r"\s--tasks[= ]", script.lines[line - 1]):
                 remedy = f"write --ntasks, as sbatch takes --tasks for {plain(name)}"
@@ -234,20 +239,30 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         seen[name] = value
 
 
-def _is_overridden(name: str, before: str, value: str, is_log: bool) -> bool:
+def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log: bool) -> bool:
     """Returns whether the second value is probably the one that is meant.
 
-    A block of directives that several scripts share is often overridden in these ways.
+    A block of directives that several scripts share is often overridden in these ways. A job that requests
+    more than before runs in any case.
     """
     is_narrowed = set(value.split(",")) < set(before.split(","))
     prefix = "gpu:" if before.startswith("gpu:") else ""
     typed = rf"{prefix}(?:[A-Za-z]|\d{{3,4}})[\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
     is_refined = bool((prefix or name.startswith("--gpus")) and re.fullmatch(typed, value))
-    first, second = whole_number(before), whole_number(value)
-    has_more_cpus = name == "--cpus-per-task" and first is not None and first < (second or 0)
+    first, second = (_amount(subject, name, text) for text in (before, value))
+    is_more = first is not None and second is not None and first < second
+    fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
     is_name = name in ("--array", "--job-name", "-N")
-    return is_narrowed or is_refined or has_more_cpus or is_other_log or is_name
+    return is_narrowed or is_refined or is_more or fits or is_other_log or is_name
+
+
+def _amount(subject: Subject, name: str, value: str) -> float | None:
+    """Returns a number, a time in seconds or a size in bytes; None if it is none of them."""
+    if name == "--time":
+        return subject.scheduler.reader.walltime_s(value)
+    size = re.fullmatch(r"(\d{1,12})([KMGT]?)B?", value.upper())
+    return int(size[1]) * 1024.0 ** " KMGT".index(size[2] or "M") if size else None
 
 
 def _joined(name: str, before: str, value: str) -> str:

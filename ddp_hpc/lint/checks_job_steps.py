@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from ddp_hpc.lint.blocks import with_depth
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.checks_program_limits import IS_LIGHT
 from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
@@ -233,10 +233,15 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         is_misread = re.match(r"-\w[\w-]*=", d.written) or d.line in subject.placeholder_lines
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append" or not array
+            # Then little is written to the log.
+            is_redirected = d.flag == "--output" and re.search(
+                r">\s*[\"']?[^\s;|&]*SLURM_ARRAY_TASK_ID", script.text
+            )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"
             what += "" if appends else ", and each overwrites the output of the others"
-            yield Problem(d.line, what, "put %a, or %A_%a, into the name", "note" if appends else None)
+            severity: Severity | None = "note" if appends or is_redirected else None
+            yield Problem(d.line, what, "put %a, or %A_%a, into the name", severity)
 
 
 @check("SLURM027", "warning", "--export without ALL")

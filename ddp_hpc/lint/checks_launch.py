@@ -60,8 +60,9 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         inner, per_node = start.inner, start.ranks_per_node if start.is_launched else None
         times = start.num_ranks or start.num_nodes or 1
         by = start.command.name
-        is_for_job = inner.program in (*STARTS_ALL_RANKS, "srun") and not _OF_ONE_NODE.search(
-            start.command.text
+        is_own = inner.words[:1] == (f"./{inner.program}",)  # a program of the user with this name
+        is_for_job = inner.program in (*STARTS_ALL_RANKS, "srun") and not (
+            is_own or _OF_ONE_NODE.search(start.command.text)
         )
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
@@ -238,10 +239,12 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
             remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
             yield Problem(command.line, what, remedy, None if mpi == "Open MPI" else "note")
-        elif total and tasks and total > tasks and not (nodes and per_node) and not is_part:
+        elif total and tasks and total > tasks and not (own or is_part):
             what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"
-            yield Problem(command.line, what, "use mpirun -np $SLURM_NTASKS, or request as many", "note")
-        if total and nodes and per_node and total != nodes * per_node and not is_part:
+            remedy = "use mpirun -np $SLURM_NTASKS, or request as many"
+            yield Problem(command.line, what, remedy, None if nodes and per_node else "note")
+        is_for_nodes = own or not tasks
+        if is_for_nodes and total and nodes and per_node and total != nodes * per_node and not is_part:
             what = (
                 f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')} are "
             )
@@ -294,7 +297,8 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
                 line,
                 what,
                 f"use export OMP_NUM_THREADS={of_rank}",
-                "note" if is_of_jobs or has_more else None,
+                # A core may have two or four hardware threads.
+                "note" if is_of_jobs or has_more or threads < 4 * cpus else None,
             )
     for start in starts(subject):
         # The jobs of a workflow have CPUs of their own.

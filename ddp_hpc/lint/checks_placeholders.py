@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
-from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import (
     has_placeholder,
+    is_named_twice,
     marked_placeholder,
     stands_for_number,
     without_comment,
 )
-from ddp_hpc.lint.template_files import is_submitted_with
 
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
@@ -28,7 +28,9 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
-            yield Problem(d.line, what, _instead_of_variable(d), "warning" if may_be_accepted else None)
+            severity: Severity | None = "warning" if may_be_accepted else None
+            severity = subject.of_placeholder if is_named_twice(d.value) else severity
+            yield Problem(d.line, what, _instead_of_variable(d), severity)
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
@@ -91,7 +93,9 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
     else:
         what = f"{shown(mark)} in {d.flag}{'' if mark == d.value else f' {shown(d.value)}'} is a placeholder"
         remedy = "write your own value"
-    yield Problem(d.line, what, remedy, "note" if may_expand else None)
+    is_placeholder = mark[0] not in "$%" or is_named_twice(d.value)
+    severity = subject.of_placeholder if is_placeholder else None
+    yield Problem(d.line, what, remedy, "note" if may_expand else severity)
 
 
 def _instead_of_variable(d: Directive) -> str:
@@ -144,11 +148,9 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         others = len({d.line for d in directives}) - 1
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
         text = without_comment(first.text).rstrip()
-        flags = {d.flag for d in directives}
-        is_replaced = "" not in flags and is_submitted_with(subject.path, flags)
         what = f"{shown(text)} {contain} a placeholder"
         remedy = "replace it with a value" + ", without a blank after =" * bool(re.search(r"=\s+\S", text))
-        yield Problem(first.line, what, remedy, "note" if is_replaced else None)
+        yield Problem(first.line, what, remedy, subject.of_placeholder)
 
 
 def _whole_value(d: Directive) -> str:

@@ -31,6 +31,7 @@ _LASTS = ("\n", ";", "&&", "||")
 _WRITE = ("cp", "mv", "ln", "sed", "tee", "rsync", "git", "curl", "wget", "tar", "unzip", "patch")
 # With these, a program of deepspeed gets no --local_rank, or accepts it.
 _LOCAL_RANK = frozenset(("--local_rank", "--no-local-rank", "--launcher"))
+_MOVE = ("cd", "pushd", "popd", "builtin")
 # An installation of the package makes it importable from anywhere.
 _INSTALLS = ("setup.py", "setup.cfg", "pyproject.toml")
 
@@ -46,7 +47,7 @@ def _fails_at_start(subject: Subject) -> Iterator[Problem]:
         directories = _directories(subject, start)
         texts = {text: place for place in directories if (text := text_of(place / program.name)) is not None}
         name = plain(program.name.rpartition("/")[2])
-        if _is_written(subject, start, name):
+        if not directories or _is_written(subject, start, name):
             continue
         if len(texts) == 1:
             text, place = next(iter(texts.items()))
@@ -135,14 +136,19 @@ def _directories(subject: Subject, start: Start) -> list[Path]:
     if not places and subject.path:
         places = list(islice(subject.path.absolute().parents, 3))
     own = (start.command.line, start.command.text)
-    before = list(takewhile(lambda command: (command.line, command.text) != own, subject.script.commands))
-    moves = [command for command in before if command.name in ("cd", "pushd", "popd", "builtin")]
+    before = takewhile(lambda command: (command.line, command.text) != own, subject.script.commands)
+    moves = [command for command in before if command.name in _MOVE] if places and _moves(subject) else []
     # Not in a condition, a function or a subshell.
     if not all(
         subject.script.lines[c.line - 1].startswith(("cd", "pushd")) and c.ends in _LASTS for c in moves
     ):
         return []
     return [moved for place in places if (moved := _after(place, moves))]
+
+
+@lru_cache(maxsize=1)  # for each program that a script starts
+def _moves(subject: Subject) -> bool:
+    return any(command.name in _MOVE for command in subject.script.commands)
 
 
 def _after(place: Path, moves: list[Command]) -> Path | None:

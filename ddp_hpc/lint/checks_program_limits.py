@@ -132,7 +132,9 @@ def _memory(subject: Subject) -> Iterator[Problem]:
             found += [("samtools sort", _bytes(of_each[1], 1) * (number or 0))] if of_each else []
         for option, size in [one for one in found if one[1] >= has][:1]:
             what = f"{option} may use {size / 2**30:.3g} GiB, and the job has {has / 2**30:.3g} GiB"
-            yield Problem(line, what, "request more memory, or allow the program less")
+            # Many programs never use all that they are allowed.
+            severity: Severity | None = "note" if size == has else None
+            yield Problem(line, what, "request more memory, or allow the program less", severity)
             return
 
 
@@ -219,7 +221,10 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
         if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
             name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]
             what = f"{plain(name)} uses one thread without {option}, and the job has {cpus} CPUs"
-            yield Problem(command.line, what, f"add {option} {cpus}, or request one CPU")
+            remedy = f"add {option} {cpus}, or request one CPU"
+            if name == "trim_galore":
+                remedy = f"request one CPU, or add {option} {min(cpus, 8)}, which Trim Galore has since 0.6.0"
+            yield Problem(command.line, what, remedy)
             return
 
 

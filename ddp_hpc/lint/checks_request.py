@@ -50,8 +50,13 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
         is_value = "$" not in text and not has_placeholder(text) and line not in subject.placeholder_lines
-        # SLURM003 reports an option that has no value.
-        if is_value and text[:1] != "-" and not subject.scheduler.reader.accepts_walltime(text):
+        # SLURM003 and SLURM017 report an option that has no value.
+        if (
+            is_value
+            and text[:1] != "-"
+            and text != "="
+            and not subject.scheduler.reader.accepts_walltime(text)
+        ):
             what = f"the scheduler does not accept the walltime {shown(text)}"
             days = re.fullmatch(r"0*(\d{1,3}):(\d\d:\d\d:\d\d)", text)
             is_slurm = subject.scheduler.reader.bare_walltime_unit_s == 60
@@ -69,7 +74,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)
     if subject.scheduler.reader.bare_walltime_unit_s < 60 and 0 < (whole_number(text) or 0) < 300:
         what = f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds"
-        yield Problem(line, what, f"write {_WALLTIME_FORM}")
+        # A job can be a test of a few seconds.
+        yield Problem(line, what, f"write {_WALLTIME_FORM}", None if text in _USUAL_HOURS else "note")
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
         (text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text)))
         and not (int(text) < 3600 and _IN_WORDS.search(comment) and f"{text} h" not in comment)

@@ -37,8 +37,9 @@ OF_PLUGINS = re.compile(
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11|gpufreq"
 )
 # Options that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype), the Ohio
-# Supercomputer Center (gpu_cmode) and the Hebrew University (killable). Elsewhere, sbatch rejects them.
-_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable")
+# Supercomputer Center (gpu_cmode), the Hebrew University (killable) and Kyoto University (rsc). Elsewhere,
+# sbatch rejects them.
+_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable|rsc")
 _INSTEAD = {
     "--mail": "--mail-user or --mail-type",
     "--immediate": "no option, as sbatch cannot wait for resources",
@@ -118,7 +119,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 @check("SLURM002", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     unknown = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].replace("_", "-").partition(":")[0] for d in unknown if d.flag[:2] == "--"}
+    long = {d.flag: d.flag[2:82].lower().replace("_", "-") for d in unknown if d.flag[:2] == "--"}
+    long = {flag: name.partition(":")[0] for flag, name in long.items()}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
@@ -132,6 +134,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             is_of_one_site = _OF_ONE_SITE.fullmatch(name)
             what = f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it"
             is_near = near and not is_of_one_site
+            if near == "mem-per-gpu" and "g" not in name:
+                near = "mem-per-cpu"
             remedy = f"did you mean --{near}?" if is_near else "remove it, or see sbatch --help"
             yield Problem(d.line, what, remedy, "note" if is_of_one_site else None)
 
@@ -277,7 +281,11 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             what = f"{shown(d.value)} does not belong to an option, so sbatch rejects the script"
             if has_dash:
                 what = f"a long dash instead of - or -- begins {shown(d.value[1:])}, so sbatch rejects it"
-            yield Problem(d.line, what, _remedy_of_stray(before, d), "note" if is_comment else None)
+            is_first = before is None or before.line != d.line
+            severity: Severity | None = "note" if is_comment else None
+            if is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value):
+                severity = subject.of_placeholder
+            yield Problem(d.line, what, _remedy_of_stray(before, d), severity)
 
 
 def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
@@ -290,7 +298,7 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
         return "remove the blank after -"
     if before is None or before.line != d.line:
         return "write the option before it, or # before a comment"
-    if before.written in ("-error", "-output", "-partition", "-account"):
+    if with_two_dashes(before) and "=" not in before.written:
         return f"write -{plain(before.written)}={plain(d.value)}"
     return "remove the blank before it, quote a value with blanks, or write # before a comment"
 
@@ -312,7 +320,11 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
             remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
             if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
                 remedy = f"write {meant}"
-            yield Problem(d.line, what, remedy)
+            # Slurm also sends the mail of END if the job fails (job_completion_logger in job_mgr.c).
+            others = {word.strip().upper() for word in d.value.split(",")} - {
+                word.upper() for word in unknown
+            }
+            yield Problem(d.line, what, remedy, "note" if others & {"END", "ALL"} else None)
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")
@@ -398,6 +410,7 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     for line, word in bsub or pbs:
         if not word.startswith("-") or word[1:2] not in letters:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
-            yield Problem(
-                line, what, f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
-            )
+            remedy = f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
+            # A program that fills in the script may choose the directives of one scheduler.
+            severity = subject.of_placeholder if subject.placeholder_lines else None
+            yield Problem(line, what, remedy, severity)

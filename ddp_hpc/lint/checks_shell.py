@@ -69,7 +69,7 @@ for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @
     @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after the file
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
 [^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
-(?:(?:if|elif|while)\s+)?\[\s(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
+(?:(?:if|elif|while)\s+)?\[\s(?!.*\|\s*bc\b)(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ in [ ], > writes to a file, and compares nothing @ write -gt or -ge
 (?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b

@@ -30,7 +30,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             match = _PLACEHOLDER_IN_COMMAND.search(text)
             if match and ("'" in match[0] if "EOF" in message else number == line):
                 what = f"{shown(match[0])} is a placeholder"
-                yield Problem(number, what, "replace it with a value")
+                yield Problem(number, what, "replace it with a value", subject.of_placeholder)
                 return
         if (document := open_document(message, script.text)) and (document.almost or document.is_harmless):
             yield _not_closed(document)
@@ -46,7 +46,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
         is_known = block and (is_at_end or (closes and block[2]))
         remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
-        if closes and not block:
+        is_balanced = all(text.count("$(") <= text.count(")") for text in script.lines[: line - 1])
+        if closes and not block and is_balanced:
             remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
         if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
             remedy = f"write then after the condition of line {without}"

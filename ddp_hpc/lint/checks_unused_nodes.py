@@ -92,12 +92,17 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
 
 
 def _names_launcher(start: Start) -> bool:
-    """Returns whether the program, if it is at hand, contains the name of a launcher, which it may start."""
+    """Returns whether the program, if it is at hand, may start a launcher, also in another script."""
     path, program = start.subject.path, program_of(start.words)
-    directory = start.subject.directory or (path and path.parent)
-    found = text_of(directory / program.name) if directory and program and program.kind == "file" else None
-    without_comments = re.sub(rb"(?m)^[ \t]*#.*", b"", found or b"")
-    return bool(re.search(rb"\b(?:mpirun|mpiexec|srun|aprun)\b", without_comments))
+    if program is None or program.kind != "file":
+        return False
+    # Scripts in a directory of their own are often submitted from the one above.
+    of_path = path.absolute().parents[:2] if path else ()
+    directories = [start.subject.directory] if start.subject.directory else of_path
+    found = next(filter(None, (text_of(one / program.name) for one in directories)), b"")
+    without_comments = re.sub(rb"(?m)^[ \t]*#.*", b"", found)
+    starts_others = rb"\b(?:mpirun|mpiexec|srun|aprun|subprocess|os\.system|popen)\b"
+    return bool(re.search(starts_others, without_comments))
 
 
 def _prepares_ranks(subject: Subject) -> bool:
@@ -163,8 +168,9 @@ def _has_one_node(subject: Subject) -> bool:
     script = subject.script
     hosts = script.value("--nodelist") or ","
     is_one_host = "," not in hosts and "[" not in hosts
-    # The partitions core and devcore of UPPMAX give cores of one node.
-    is_range = script.value("--nodes") == "1-1" or script.value("--partition") in ("core", "devcore")
+    # The partitions core and devcore of UPPMAX give cores of one node, and node gives whole nodes.
+    of_uppmax = ("core", "devcore", "node")
+    is_range = script.value("--nodes") == "1-1" or script.value("--partition") in of_uppmax
     is_range |= script.value("--mincpus") == script.value("--ntasks")
     # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
     tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))

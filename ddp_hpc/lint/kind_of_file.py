@@ -13,14 +13,19 @@ from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.template_files import has_suffix_of_template
 
 _MANY = 3
-"""The number of shebangs after line 1 from which on the file contains several scripts."""
+"""The number of shebangs after line 1 from which on the file contains several scripts, and of prompts from
+which on it contains what a terminal has shown.
+"""
+_PROMPT = re.compile(r"(?:\(\w{1,30}\) ?)?\[\w{1,30}@[\w.-]{1,40} [^\]\s]{1,80}\][$#] ")
 # A sentence of several words.
 _PROSE = re.compile(
     r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
 )
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
-_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp))|\.?#.*#|\.#.*")
+_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
+# Directories in which editors keep earlier versions of files.
+_OF_EDITORS = re.compile(r"\.(?:vscode(?:-server)?|history|ipynb_checkpoints|idea)")
 
 
 def without_unsubmitted(
@@ -38,6 +43,8 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
     """Returns whether nobody submits the file: a text, several scripts, a backup copy or a template."""
     if path and (_OF_BACKUPS.fullmatch(path.name) or has_suffix_of_template(path)):
         return True
+    if path and any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1])):
+        return True
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
     is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
@@ -45,6 +52,7 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
         path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )
     is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
+    is_prose |= sum(map(bool, map(_PROMPT.match, script.lines))) >= _MANY
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
     return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
 

@@ -20,7 +20,7 @@ _PLACEHOLDER = re.compile(
   | (?<!\w)__[A-Za-z]\w*__(?!\w) | !?\bTBG_\w+
   | \#\#[a-z]\w*\#\# | (?<=[=\s])__[a-z]\w*\b | \{\d+\.[A-Za-z][^{}]*\} | \bx{3}[A-Z]\w*x{3}\b
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
-  | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
+  | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT|REQUESTED)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
   | \.\.\.$ | (?<![\w${-])(?:project|account|partition)[_-]name(?![\w-])
     """,
@@ -41,9 +41,10 @@ _FOR_NUMBER = re.compile(
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
 # What a program replaces where a number, a size or a time belongs: num_cores, 1-n_jobs%4, self.cores,
-# 1-==jobs==, XXXtime and xTime:00:00.
+# 1-==jobs==, XXXtime, xTime:00:00, CORES and HH:MM:SS.
 _NAME_FOR_VALUE = re.compile(
-    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2})(?:%\w+)?"
+    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}"
+    r"|(?!NONE|NULL|NAN|INF|[KMGT]B)[A-Z]{2,}(?::[A-Z]{2,}){0,2})(?:%\w+)?"
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
@@ -70,6 +71,11 @@ def stands_for_number(text: str) -> bool:
 def stands_for_value(text: str) -> bool:
     """Returns whether a value, which is no name, looks like a variable that a program replaces."""
     return bool(_NAME_FOR_VALUE.fullmatch(text[:_MAX_CHARS]))
+
+
+def is_named_twice(text: str) -> bool:
+    """Returns whether a value has a name between two $, such as $jobname$, which a program replaces."""
+    return re.search(r"\$[A-Za-z]\w*\$(?!\w)", text[:_MAX_CHARS]) is not None
 
 
 def without_file_name_patterns(text: str) -> str:

@@ -127,6 +127,7 @@ def lint_script(
         path=path,
         installed_version=installed_version,
         shell=shell,
+        is_submitted=is_submitted,
     )
     first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
     findings = [found for chosen in first for found in chosen.findings(subject)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.lint.filled_in import bare, reads, replaces
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import (
     find_placeholder,
@@ -21,7 +20,7 @@ from ddp_hpc.lint.placeholders import (
 _SUFFIX = r"\.(?:templ(?:ate)?|tmpl|tpl|j2|jinja2?|mako|erb|mustache|skel)$"
 _NAMED = re.compile(
     rf"{_SUFFIX}|\.(?:in|dist|sample|example)$|\.tmp\b"
-    r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton)(?![A-Za-z])|[a-z]Template(?![a-z])",
+    r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton|BLANK)(?![A-Za-z])|^skel\.|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
     r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
@@ -53,12 +52,6 @@ _IN_TEMPLATES = re.compile(
 )
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
 _MAX_PROGRAMS = 60
-_MOST_COMMENTS = 20
-_SAYS_TEMPLATE = re.compile(
-    r"#+ *(?:(?:this is (?:a|the) |this )?(?:job |slurm |sbatch |pbs |batch )?template\b"
-    r"|.*\b(?:are|is|be|values?) (?:substituted|preprocessed)\b)",
-    re.IGNORECASE,
-)
 _MAX_BYTES = 200_000
 _MAX_CHARS = 500
 
@@ -79,9 +72,8 @@ class Template:
 def template_of(script: Script, path: Path | None) -> Template | None:
     """Returns the template in a file; None if the file is a script.
 
-    It is a template if it contains a placeholder, and if its name, its directory or a comment at its
-    beginning says so, the placeholder belongs to a template language, or a program in its directory or in the
-    one above fills it in.
+    It is a template if it contains a placeholder, and if its name or its directory says so, or if the
+    placeholder belongs to a template language.
     """
     lines = {n: line[:_MAX_CHARS] for n, line in enumerate(script.lines, start=1)}
     statements = [n for n, line in lines.items() if _STATEMENT.match(line)]
@@ -92,9 +84,7 @@ def template_of(script: Script, path: Path | None) -> Template | None:
     found = list(_of_language(script, directives))
     if not found:
         found = [(n, word) for n, text in directives.items() if (word := _in_template(text))]
-        if not found or not (
-            _is_called(script) or (path and (_is_named(path) or _is_filled_in(path, found)))
-        ):
+        if not found or not (path and _is_named(path)):
             return None
     marked = {n for n, _ in found} | {n for n, text in directives.items() if _in_template(text)}
     marked |= {n for n, line in lines.items() if n not in directives and has_placeholder(line)}
@@ -131,16 +121,6 @@ def _in_template(text: str) -> str:
     return find_placeholder(text, is_path=True) or (match[0] if match else "")
 
 
-def _is_called(script: Script) -> bool:
-    """Returns whether a comment at the beginning says that the file is a template, or any one that a program
-    writes values into it.
-    """
-    is_updated = re.search(r"(?m)^#.*\bauto-updated\b", script.text)
-    return bool(is_updated) or any(
-        _SAYS_TEMPLATE.match(line[:_MAX_CHARS]) for line in script.lines[:_MOST_COMMENTS]
-    )
-
-
 def has_suffix_of_template(path: Path) -> bool:
     """Returns whether the name ends in .template, .j2 or the like."""
     return re.search(_SUFFIX, path.name) is not None
@@ -152,54 +132,19 @@ def _is_named(path: Path) -> bool:
     )
 
 
-def _is_filled_in(path: Path, found: list[tuple[int, str]]) -> bool:
-    """Returns whether a program beside the file or one directory above replaces a placeholder."""
-    placeholders = {word for _, word in found if len(bare(word)) > 1}
-    return bool(placeholders) and any(
-        reads(text, path.name) and any(replaces(text, word) for word in placeholders)
-        for text in _programs_beside(path)
-    )
-
-
-def is_submitted_with(path: Path | None, flags: Collection[str]) -> bool:
-    """Returns whether programs beside the file submit it and give the scheduler each of these options, whose
-    values then replace those in the file.
-    """
-    missing = set(flags)
-    for text in _programs_naming(path):
-        if re.search(r"\b(?:sbatch|qsub)\b", text):
-            missing = {flag for flag in missing if not _gives(text, flag)}
-        if not missing:
-            return True
-    return False
-
-
 def is_part_of_others(path: Path | None) -> bool:
     """Returns whether a program beside the file starts it with bash or writes it into another file, and none
     contains its name after sbatch or qsub.
     """
-    texts = list(_programs_naming(path))
-    if path is None or not texts:
+    if path is None:
         return False
+    texts = (text for text in _programs_beside(path) if path.name in text)
     name = re.escape(path.name)
     lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
     file = rf"(?:\S*/)?{name}(?=\s|$)"
     uses = re.compile(rf"\s*(?:(?:bash|sh|source) {file}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
     is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b[^|]*{name}", line) for line in lines)
     return not is_submitted and any(map(uses.match, lines))
-
-
-def _gives(text: str, flag: str) -> bool:
-    option = re.escape(flag)  # one that sbatch does not know may contain any character
-    # Many commands have a letter such as -l.
-    given = rf"{option}[= ]" if flag[:2] == "--" else rf"\b(?:sbatch|qsub)\b.{{,500}}\s{option}[= ]"
-    return re.search(given, text) is not None
-
-
-def _programs_naming(path: Path | None) -> Iterator[str]:
-    """Yields the texts of programs beside the file that contain its name."""
-    if path:
-        yield from (text for text in _programs_beside(path) if path.name in text)
 
 
 def _programs_beside(path: Path) -> Iterator[str]:
