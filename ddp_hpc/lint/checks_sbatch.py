@@ -59,7 +59,7 @@ _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--node
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 # Options in which JOB008 reports a variable; the value of the others may be a text that contains one.
 _WITHOUT_TEXT = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
-_TAKES_NUMBER = re.compile("--(?:ntasks|cpus-per|mem$|mem-per|array|gpus)")
+_TAKES_NUMBER = re.compile("--(?:nodes$|ntasks|cpus-per|mem$|mem-per|array|gpus)")
 # The beginning of a script, and of a first line that should be one.
 _BEGINS = re.compile(r"#!|#SBATCH\b")
 _DAMAGED = re.compile(
@@ -203,7 +203,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             remedy = long or f"write {expected}; " + (
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
-            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and stands_for_value(d.value)
+            is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
+            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and not is_name and stands_for_value(d.value)
             severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):

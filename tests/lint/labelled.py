@@ -1622,6 +1622,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ),
     ("RANK005", "note", ONE + "#SBATCH -n 2 -c 4\nexport OMP_NUM_THREADS=8\nsrun ./a\n"),
     ("RANK004", "warning", S + "#SBATCH -n 5 --nodes=3 --ntasks-per-node=25\nmpirun -np 55 ./a\n"),
+    ("SLURM015", "note", S + "#SBATCH -N NODE\n./a\n"),
+    ("SLURM015", "error", S + "#SBATCH -N my_job\n./a\n"),
     ("SLURM002", "error", S + "#SBATCH --QOS=short\n./a\n"),
     ("SLURM002", "note", S + "#SBATCH --rsc p=4:t=8\n./a\n"),  # of Kyoto University
     ("JOB028", "error", S + "salloc -n 4 /bin/bash\n"),

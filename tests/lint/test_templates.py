@@ -57,6 +57,7 @@ def test_a_variable_in_a_script_with_placeholders_is_an_error(tmp_path: Path) ->
         ("#SBATCH --job-name=$name$", "JOB017", "warning"),
         ("#SBATCH EMAIL_ADDRESS", "SLURM017", "error"),
         ("cd <directory>", "JOB003", "error"),
+        ("#PBS -l select=1\n#PBS -N", "PBS023", "error"),
     ],
 )
 def test_a_placeholder_is_a_note_until_the_script_is_submitted(line: str, check: str, severity: str) -> None:
