@@ -357,7 +357,11 @@ def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
         print_row(one.id, one.severity, [r for r in rows if any(f[0] == one.id for f in r["findings"])])
     has_error = [row for row in refused if any(f[1] == "error" for f in row["findings"])]
     share = 100 * len(has_error) / max(1, len(refused))
+    # `ddp-hpc submit` refuses templates, too.
+    others = [row for row in refused if row not in has_error]
+    templates = sum(any(f[0] == "JOB027" for f in row["findings"]) for row in others)
     print(f"\nrefused by sbatch, with an error of lint: {len(has_error)} of {len(refused)} ({share:.1f} %)")
+    print(f"refused by sbatch, and a template: {templates}")
     accepted = [row for row in asked if row["verdict"] == "accepted"]
     clean = [row for row in accepted if not any(f[1] == "error" for f in row["findings"])]
     print(f"accepted by sbatch, without an error of lint: {len(clean)} of {len(accepted)}")
