@@ -37,6 +37,7 @@ _OF_SHELL = re.compile(
 )
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
+_NO_ARGUMENT = re.compile(r"\s*(?:wait|exit|date|deactivate|echo|done|fi|export|module|source|cd)\b")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
 _SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
@@ -44,6 +45,13 @@ _SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
 _ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
 _MONITORS = re.compile(
     r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb|^rm\b"
+)
+# Programs that wait for the others of the same run.
+_OF_ONE_RUN = re.compile(r"--(?:(?:(?:node|machine)[-_])?rank|role|job_name|process[-_]id|task[-_]index)\b")
+# Some commands may be for a run without a scheduler.
+_TESTS_FOR_JOB = re.compile(
+    r"(?m)^[ \t]*(?:if|elif|case)\s.*(?:SLURM_JOB_?ID|PBS_JOBID|(?:command -v|which) (?:srun|sbatch|qsub))|"
+    r"^[ \t]*case\s.*\$\{?1\b"
 )
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
 # Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
@@ -64,7 +72,8 @@ _HIDDEN_OPTIONS = re.compile(r"\$\S* (?:\$|\S*(?:[.]sif|[.]s?img|[:/]))")  # bef
 _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\b|\bxvfb-run\b")
 
 _INTERACTIVE = re.compile(
-    r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
+    r"\b(?:docker|podman)\s+(?:run|exec)(?=\s)(?!.*\s(?:-[it]*d[it]*|--detach)\b)\s(?:[^|;]*\s)?"
+    r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
 # What follows may be for a script that is started without a scheduler.
@@ -73,7 +82,11 @@ _ASKS_FOR_JOB = re.compile(
 )
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
-    r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
+    r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b(?!\}?[\"']*\s*\+)"
+)
+# The script may add 1 to the index itself, or do something else in task 0.
+_KNOWS_0 = re.compile(
+    r"(?:ARRAY_TASK_ID|ARRAY_INDEX)(?:\+\+|\+=|=\"?\$\(\(|\}?\"?\s*(?:-eq|-gt|-ne|==|\s=|!=|>)\s*\"?0\b)"
 )
 _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_]\w*)+)(?:\s|$)")
 _PYTHON = re.compile(
@@ -146,9 +159,12 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
     for number, line in enumerate(script.lines, start=1):
         following = script.lines[number] if number < len(script.lines) else ""
         is_command = not script.is_quoted(number) and following.strip() and "'" not in line
-        if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line):
+        if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line) and is_reached(script, number):
             what = "the blank after the backslash ends the command here"
-            yield Problem(number, what, "remove the blank at the end")
+            if _NO_ARGUMENT.match(following):  # it would become one without the blank
+                yield Problem(number, what, "remove the backslash", "note")
+            else:
+                yield Problem(number, what, "remove the blank at the end")
     for previous, command in pairwise(script.commands):
         if previous.ends != "\n" or "[[" in previous.words:
             continue
@@ -188,17 +204,22 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     last = background[-1]
     after = script.commands[script.commands.index(last) + 1 :]
     started = _program_before(script.commands, last)
-    waits = any(word == "wait" for c in script.commands for word in c.words)
+    # The command may be in a variable such as $WAIT, or in a trap.
+    waits = any(word.strip("${}").lower() == "wait" for c in script.commands for word in c.words)
+    waits |= any(re.match(r"trap\s.*\bwait\b.*\s(?:EXIT|0)\b", c.text) for c in script.commands)
     # The last of several equal programs may run in the foreground, and end first.
     rest = [c for c in after if c.name and not _SHORT.fullmatch(c.name)]
     equal = {program_of(c.launched or c.argv) for c in (started, *rest)}
     is_last_of_several = len(background) > 1 and len(rest) == 1 and len(equal) == 1
+    is_last_of_several = is_last_of_several and not _OF_ONE_RUN.search(rest[0].text)
     if not waits and (not rest or is_last_of_several) and not _MONITORS.search(started.text):
+        is_in_branch = script.lines[started.line - 1][:1].isspace() and _TESTS_FOR_JOB.search(script.text)
+        severity: Severity | None = "note" if is_in_branch else "warning" if rest else None
         what = (
             f"the script ends while {shown(started.name)} runs in the background, and "
             f"{subject.scheduler.title} then ends the job"
         )
-        yield Problem(started.line, what, "add wait at the end of the script", "warning" if rest else None)
+        yield Problem(started.line, what, "add wait at the end of the script", severity)
 
 
 def _is_short_alone(before: Command | None, command: Command) -> bool:
@@ -282,7 +303,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     asks = re.search(r"(?:\[|test) +-t +[012]\b|\btty -s\b", subject.script.text)
     num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
     for command in subject.script.commands if subject.script.scheduler and not asks else ():
-        if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
+        # An alias runs nothing, and the others give their command a terminal.
+        is_other = command.name in ("echo", "printf", "alias", "script", "unbuffer", "expect")
+        if is_other or "--no-shell" in command.words or not (match := _INTERACTIVE.search(command.text)):
             continue
         is_sudo = match[0].strip() == "sudo"
         # For a program of the site, and on machines where the author is root, it needs no password.
@@ -317,7 +340,8 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
         return what, "make sure that it needs no password on the nodes of jobs", "note"
     what = f"{shown(text)} needs a terminal, and a batch job has none"
     if name in ("docker", "podman"):
-        return what, "omit the option for a terminal", "error"
+        # podman only prints a warning.
+        return what, "omit the option for a terminal", "error" if name == "docker" else "note"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"
 
@@ -412,8 +436,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
 def _line_0(subject: Subject) -> Iterator[Problem]:
     if not (subject.script.value("--array", "-J") or "").startswith("0"):
         return
+    severity: Severity | None = "note" if _KNOWS_0.search(subject.script.text) else None
     for command in subject.script.commands:
         if _LINE_OF_TASK.search(command.text):
             what = "the array begins with task 0, but files begin with line 1"
-            yield Problem(command.line, what, "begin the array with 1, or add 1 to the index")
+            yield Problem(command.line, what, "begin the array with 1, or add 1 to the index", severity)
             return

@@ -104,7 +104,7 @@ _RANKS = re.compile(
 )
 _COMMANDS = ("python", "torchrun", "mpirun", "mpiexec", "module", "source", "export", "conda", "singularity")
 # Programs whose names differ from these by one letter.
-_OTHERS = frozenset(("jython", "mpprun", "mpdrun", "mprun"))
+_OTHERS = frozenset(("jython", "cython", "mpprun", "mpdrun", "mprun"))
 
 
 @check("JOB042", "note", "lines that together do something else, or work that is done twice")

@@ -39,18 +39,21 @@ PYTORCH_(?:CUDA_)?ALLOC_CONF @ [a-z_]+=.* @ PyTorch rejects = in it @ write NAME
 NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING @ (?i:true|yes|on)
     @ it is read as a number, which this is not @ write 1
 GLOO_SOCKET_IFNAME @ [\^=].* @ Gloo takes a name, without ^ or = @ write the name
-(?:NCCL|GLOO|TP)_SOCKET_IFNAME @ \d+\.\d+\.\d+\.\d+|"?(?:\$\(|`)\s*hostname\b.*
+(?:NCCL|GLOO|TP)_SOCKET_IFNAME @ \d+\.\d+\.\d+\.\d+|"?(?:\$\(|`)\s*hostname\b(?!.*\bip\s).*
     @ it takes the name of an interface, not an address @ write a name that `ip addr` prints, such as ib0
 (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES @ \d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*
     @ it is a list of numbers separated by commas only @ write the numbers without blanks, such as 0,1
 MASTER_PORT @ \d+[+-]\$\{?\w+\}?(?:%\d+)?|\$\{?\w+\}?[+*]\d+ @ bash does not compute it @ write $(( ))
 MASTER_ADDR @ \$\(hostname\s+(?:-I|--all\S*)\) @ it may be several addresses @ use hostname -s
-MASTER_ADDR @ \$\(scontrol show (?!host).* @ this prints no names @ use scontrol show hostnames
+MASTER_ADDR @ \$\(scontrol show (?!host)(?!.*(?:Host|Addr|NodeList)).*
+    @ this prints no names @ use scontrol show hostnames
 MASTER_PORT @ \d{2,3}|10[01]\d|102[0-3] @ only root can open this port @ use one above 1023
 MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ set MASTER_PORT to the port
 MASTER_ADDR @ \$\(scontrol.*\|\s*tail -(?:n ?)?1\) @ rank 0 has the first node @ use head -n 1
 MASTER_ADDR @ \$\{?PBS_NODEFILE\}? @ it is the name of a file @ write $(head -n 1 $PBS_NODEFILE)
-NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none)$)\w+ @ NCCL has no such level @ write WARN or INFO
+NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none|error|off|0|false|quiet|no)$)\w+
+    @ NCCL has no such level @ write WARN or INFO
+NCCL_DEBUG @ (?i:error|off|0|false|quiet|no) @ NCCL has no such level, and prints nothing @ omit it @ note
 TORCH_DISTRIBUTED_DEBUG @ (?i)(?!(?:off|info|detail)$)\w+ @ PyTorch rejects it @ write DETAIL @ note
 CUDA_DEVICE_ORDER @ (?!(?:PCI_BUS_ID|FASTEST_FIRST)$)\w+ @ CUDA has no such order @ write PCI_BUS_ID @ note
 WANDB_MODE @ (?!(?:online|offline|disabled|dryrun|run|shared)$)\w+ @ wandb rejects it @ write offline @ note
@@ -58,13 +61,14 @@ NCCL_P2P_DISABLE|CUDA_LAUNCH_BLOCKING @ 1
     @ this helps to find errors, and slows the job down @ omit it, if the job works without it @ note
 MASTER_PORT @ \$\(\(\s*\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?\s*\)\)
     @ a job ID can be larger than a port @ add a remainder of it, such as SLURM_JOB_ID % 20000 @ note
-(?!JULIA)[A-Z]+_NUM_THREADS @ auto|max|all|\d+,|-\d+ @ it takes a number @ write one
+(?:OMP|MKL|OPENBLAS|GOTO|BLIS|NUMEXPR|NUMBA|RAYON)_NUM_THREADS @ auto|max|all|\d+,|-\d+
+    @ it takes a number @ write one
 """)
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
 _OF_TASK = re.compile(r".*(?:LOCALID|LOCAL_RANK).*")
-# A copy of another search path, which would have no effect under the right name either.
-_COPY_OF_PATH = re.compile(r"\$\{?\w*PATH\}?")
+# A copy of another search path, and a program, which would have no effect under the right name either.
+_COPY_OF_PATH = re.compile(r"\$\{?\w*PATH\}?|.*(?:/bin/|which |command -v )python[\d.]*\)?")
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITHUB)_TOKEN")
 _LOGIN = re.compile(
     r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d|hf_)\w{20,}"
@@ -94,12 +98,15 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             remedy = f"did you mean {near}?"
             if near == "CUDA_VISIBLE_DEVICES" and requests_gpus(subject):
                 remedy = f"remove it, as a job that requests GPUs has its own {near}"
-            yield Problem(line, what, remedy, "note" if is_of_other or has_threads else None)
+            # Another script may read several sizes, or a second port.
+            is_further = re.fullmatch(near + r"(?:\d|(?<!S)S)", name)
+            is_note = is_of_other or has_threads or is_further
+            yield Problem(line, what, remedy, "note" if is_note else None)
         for names, values, what, remedy, *severity in _VALUES:
             if (
                 re.fullmatch(names, name)
                 and re.fullmatch(values, value)
-                and not _is_intended(subject, name, line)
+                and not _is_intended(subject, name, value, line)
             ):
                 yield Problem(line, f"{name}={plain(value)}: {what}", remedy, "note" if severity else None)
         if name == "CUDA_VISIBLE_DEVICES" and _OF_NODE.fullmatch(value):
@@ -108,8 +115,23 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
     yield from _twice_restricted(script)
 
 
-def _is_intended(subject: Subject, name: str, line: int) -> bool:
-    """Returns whether a debugging variable costs nothing in this job, or a comment explains it."""
+def _is_used_otherwise(subject: Subject, name: str, value: str) -> bool:
+    """Returns whether the script itself reads a value that programs would not understand."""
+    text = subject.script.text
+    if name == "MASTER_ADDR" and re.search(r":\d+$", value):
+        return bool(re.search(r"(?:endpoint|init[-_]addr)[= ]*[\"']?\$\{?MASTER_ADDR\b(?!\}?:)", text))
+    if name == "MASTER_ADDR" and "| tail" in value:  # with c10d, any node may have the store
+        return subject.num_nodes == 1 or bool("c10d" in text and re.search(r"endpoint.*MASTER_ADDR", text))
+    read = rf"\(\(\s*{name}\b" if name == "MASTER_PORT" else rf"\bfor \w+ in \$\{{?{name}\b"
+    return re.search(read, text) is not None
+
+
+def _is_intended(subject: Subject, name: str, value: str, line: int) -> bool:
+    """Returns whether a debugging variable costs nothing in this job, or a comment explains it, or the script
+    reads the value.
+    """
+    if _is_used_otherwise(subject, name, value):
+        return True
     if name not in ("NCCL_P2P_DISABLE", "CUDA_LAUNCH_BLOCKING"):
         return False
     before, own = subject.script.lines[max(0, line - 2)], subject.script.lines[line - 1]
@@ -125,7 +147,8 @@ def _meant(script: Script, name: str) -> str:
     if len(name) < _MIN_LENGTH or not name.isupper() or name.startswith("_"):
         return ""
     near = _nearest(name)
-    return "" if near and re.search(rf"\$\{{?{name}\b|-v {name}\b", script.text) else near
+    read = rf"\$\{{?!?{name}\b|(?:-v|printenv) {name}\b|(?:\(\(|\blet\b).*\b{name}\b(?!=)|[\"']{name}[\"']"
+    return "" if near and re.search(read, script.text) else near
 
 
 @lru_cache(maxsize=1000)
@@ -138,7 +161,8 @@ def _twice_restricted(script: Script) -> Iterator[Problem]:
     text = "\n".join(command.text for command in script.commands)
     found = dict(re.findall(r"\b(CUDA|HIP|ROCR)_VISIBLE_DEVICES=([^\s;'\"&]+)", text))
     others = [name for name in ("CUDA", "HIP") if found.get(name) == found.get("ROCR")]
-    if others and _OF_TASK.fullmatch(found.get("ROCR", "")):
+    has_branches = re.search(r"(?ms)_VISIBLE_DEVICES=.*^(?:else|elif)\b.*_VISIBLE_DEVICES=", text)
+    if others and not has_branches and _OF_TASK.fullmatch(found.get("ROCR", "")):
         line = next(c.line for c in script.commands if f"{others[0]}_VISIBLE_DEVICES" in c.text)
         what = f"ROCR_VISIBLE_DEVICES leaves only GPU 0, from which {others[0]}_VISIBLE_DEVICES selects"
         yield Problem(line, what, "set only ROCR_VISIBLE_DEVICES")
@@ -163,12 +187,19 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB030", "warning", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.script.assignments:
-        before = (c.line < line and c.text.startswith("module load") for c in subject.script.commands)
+    script = subject.script
+    # Before a command, it is for this command only, and in parentheses for a subshell.
+    of_command = {c.line for c in script.commands if c.argv and c.words[0].startswith("PATH=")}
+    for line, name, written in script.assignments:
+        if line in of_command or script.lines[line - 1].lstrip().startswith("("):
+            continue
+        # Such as OLD_PATH=$PATH.
+        value = re.sub(r"\$\{?(\w+)\}?", lambda of: script.set_once.get(of[1], of[0]), written)
+        before = (c.line < line and c.text.startswith("module load") for c in script.commands)
         is_known = name == "PATH" or (name == "LD_LIBRARY_PATH" and any(before))
-        is_whole = is_known and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
-        if is_whole and not re.search(rf"\$\{{?{name}\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
+        is_whole = is_known and "/" in written and "PATH+=" not in script.lines[line - 1]
+        if is_whole and not re.search(rf"\$\{{?{name}\b|\$\(|`|(?:^|:)/bin\b|/usr/bin\b", value):
             of = "commands such as python and srun" if name == "PATH" else "libraries of modules"
-            what = f"{name}={plain(value)} replaces the directories of {of}"
+            what = f"{name}={plain(written)} replaces the directories of {of}"
             yield Problem(line, what, f"write {name}=NEW:${name}", None if name == "PATH" else "note")
             return

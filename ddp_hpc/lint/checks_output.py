@@ -12,7 +12,15 @@ from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.schedulers.script_options import whole_number
 
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
-_WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+# These end at once, or write their output to a file themselves.
+_PRINTS_LITTLE = re.compile(
+    r"\s(?:--version|-V)\b|\swhich\s|python\S*\s+-c\s.*\bprint\(|sh\s+-\w*c\s.*>|"
+    r"\bsamtools\s+(?:sort|index)\b"
+)
+_WRITES_TEXT = (
+    *("echo", "printf", "date", "cat", "", "}", "module", "env", "ls", "lscpu", "hostname", "nvidia-smi"),
+    *("uname", "free", "df"),
+)
 _COMPRESSES = ("gzip", "pigz", "zstd", "xz", "bgzip")
 _MAY_END = frozenset(("exec", "scancel", "trap", "source", ".", "kill"))
 _SUBMITS = ("sbatch", "qsub")
@@ -31,7 +39,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     is_old = re.search(r"conda\d?/4\.[0-8]\b", script.text)
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
-        keeps = keeps and not re.search(r"python\S*\s+(?:--version|-V)\b", command.text)
+        keeps = keeps and not _PRINTS_LITTLE.search(command.text)
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"
@@ -59,6 +67,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             and before.ends in ("|", "|&")
             and before.name not in _WRITES_TEXT
             and "$?" in after
+            and not after.startswith("trap")
         ):
             what = (
                 f"the exit status is that of {command.name}, which hides a failure of the command before it"

@@ -23,6 +23,10 @@ _THREADS = re.compile(
 _MOST_THREADS = {"fastp": 16}  # it uses no more, and says so
 # Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
+# Threads that wait for the network, and CPUs of other jobs.
+_OF_OTHER_CPUS = re.compile(
+    r"(?i:download|submit|launch|transfer)\w*\.(?:py|sh|R|pl)\b|\s--(?:partition|walltime|queue)\b"
+)
 # Programs with one thread by default, what must follow them, and their options for the number of threads.
 ONE_THREAD = {
     name: (verb, options)
@@ -66,7 +70,10 @@ _OTHER_THREADS = re.compile(
 )
 _OF_SRUN = re.compile(r"--cpus-per-task\S*|--cpu[-_]bind\S*|\$\{?SLURM_\w+|=cores\b")
 _OF_LSF = ("jsrun", "bsub")
-_ASKS = re.compile(r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)")
+_ASKS = re.compile(
+    r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)|"
+    r"(?m:^[ \t]*(?:if|elif|case)\s.*(?i:hostname|machine|cluster|\$\{?host))"
+)
 
 
 @check("JOB037", "warning", "a program that would use more than the job has")
@@ -113,7 +120,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
 
 
 # What these start does not run in this job.
-_RUN_ELSEWHERE = ("echo", "printf", "sbatch", "qsub", "ssh")
+_RUN_ELSEWHERE = ("echo", "printf", "sbatch", "qsub", "ssh", "alias")
 
 
 def _memory(subject: Subject) -> Iterator[Problem]:
@@ -174,7 +181,9 @@ def threads_of(start: Start) -> Iterator[tuple[str, int]]:
     name = start.program.lower()
     is_here = name[:1] != "-" and not any(map(_ELSEWHERE.fullmatch, (name, start.command.name)))
     # Pilon ignores --threads, and those of CUDA are not of CPUs.
-    is_here &= not re.search("pilon|cuda", start.command.text)
+    is_here &= not re.search("pilon|cuda", start.command.text) and not _OF_OTHER_CPUS.search(
+        start.command.text
+    )
     for option in start.options if is_here and name not in LAUNCH_COMMANDS else ():
         match = _THREADS.fullmatch(f"{name} {option}")
         if match and (threads := whole_number(match[1] or start.given(option) or "")):
@@ -216,7 +225,8 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
         own = command.argv[found + 1 :]
         if not options or not re.fullmatch(verb, own[0] if own and verb else "") or len(own) < 2:
             continue
-        if "-remote" in own:  # the servers of NCBI search
+        # The servers of NCBI search, or only one thread does.
+        if not {"-remote", "-subject", "--version", "--help"}.isdisjoint(own):
             continue
         if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
             name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]
@@ -224,7 +234,8 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
             remedy = f"add {option} {cpus}, or request one CPU"
             if name == "trim_galore":
                 remedy = f"request one CPU, or add {option} {min(cpus, 8)}, which Trim Galore has since 0.6.0"
-            yield Problem(command.line, what, remedy)
+            # With --mem-per-cpu, the CPUs may be requested for their memory.
+            yield Problem(command.line, what, remedy, "note" if script.value("--mem-per-cpu") else None)
             return
 
 
@@ -246,6 +257,7 @@ def _num_cpus(subject: Subject) -> int:
     per_task = whole_number(script.value("--cpus-per-task") or "")
     tasks = [whole_number(script.value(flag) or "1") or 0 for flag in ("--ntasks", "--ntasks-per-node")]
     is_unknown = subject.known_site or not per_task or not all(tasks) or script.value(*others) is not None
+    is_unknown = is_unknown or bool(re.search("(?m)^#SBATCH (?:het|pack)job", script.text))
     return 0 if is_unknown or not per_task else per_task * max(tasks)
 
 

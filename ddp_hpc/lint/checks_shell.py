@@ -13,7 +13,10 @@ from ddp_hpc.lint.placeholders import is_template
 
 _NAME = r"[A-Za-z_]\w*"
 # A launcher with options whose values are known to end, and a container up to its image.
-_LAUNCH = r"(?:srun|mpirun|mpiexec)\s+(?:(?:-\w+\s+\d+|--(?!(?:export|env)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
+_LAUNCH = (
+    r"(?:srun|mpirun|mpiexec)\s+"
+    r"(?:(?:-\w+\s+\d+|--(?!(?:export|g?env|x|comment|wckey)\s)[\w-]+(?:=\S+)?|-[lu])\s+)*"
+)
 _IMAGE = r"\S*\.(?:sif|simg|sqsh|img)"
 # Blanks, and line breaks that continue a command. The values of these options may have the names of images.
 _GAP = r"(?:\s|\\\n)+"
@@ -33,16 +36,17 @@ setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NA
 set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
 (?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
-export\s+<NAME>=\s+[^#\s]|<NAME>=\s+[\d"'] @ the blank after = ends the assignment @ write no blank after =
+export\s+<NAME>=\s+(?!<NAME>=)[^#\s]|<NAME>=\s+(?:\d|(["'])[^"']*\1\s*(?:#|$))
+    @ the blank after = ends the assignment @ write no blank after =
 export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=VALUE
 (?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
 (?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
 export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
-screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d @ the job ends while this runs @ start it directly
+(?P<detached>)(?:screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d) @ the job ends while this runs @ start it directly
 <PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ give it a .py file, or use bash
 (?:<LAUNCH>)?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$) @ bash cannot run Python @ use python
 <ANY>\s2&?>1(?:\s|$) @ the errors go to a file with the name 1 @ write 2>&1
-(?:cd|mkdir|source)\s[^"']*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
+(?:cd|mkdir|source)\s[^"'(`]*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
 (?:export\s+)?<NAME>=\$\{?\w+\}?\*(?:\d+|\$\w+)$ @ bash does not compute it @ write $(( ))
 [^#]*--rdzv[-_]endpoint[= ]"?\w+:// @ the endpoint is HOST:PORT, without a protocol @ omit it
 cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name
@@ -57,18 +61,20 @@ horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HO
 <LAUNCH>--mpi[= ](?!["']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))
     @ Slurm has no such type of MPI @ use --mpi=pmix, or a type that srun --mpi=list prints
 (?:\w+=\S+\s+)*sbatch\s+[Nnc]\d+\s+- @ sbatch takes this for the script @ write - before it
-sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\()[^#])*\s--\1[= ] @ only the last counts @ join both
-ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
+sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\(|\.(?:sh|slurm|sbatch|job)\s)[^#])*\s--\1[= ]
+    @ only the last counts @ join both
+(?P<alone>)ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
     @ the lines below run here, not on this host @ write what shall run there after the host
 [^#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
-rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{])*\*[^"'\n]*\1
+rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
     @ in quotes, * is only a character, so this deletes nothing @ write the * after the quote
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
-[^'"#|]*\s2>&1 +>>? *(?!/dev/null)[\w./$]
+(?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
     @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after the file
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
-[^'"#]*\s\\&\\&\s @ the escaped ampersands are arguments of this command @ write &&
+(?!(?:ssh|pdsh|clush|parallel|xargs|echo|printf)\s)[^'"#]*\s\\&\\&\s
+    @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?!.*\|\s*bc\b)(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ in [ ], > writes to a file, and compares nothing @ write -gt or -ge
 (?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
@@ -83,7 +89,8 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
     @ module takes this comma or slash for a part of a name, or for a name @ omit the comma, or the blanks
 (?:<LAUNCH>|<EXEC>)(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s
     @ a launcher or container starts programs, and this is a command of the shell @ use bash -c '...'
-(?!echo|printf|which|\S*(?:conda|mamba|pip|module)\b)<PYTHON>(?:torchrun|accelerate|mpirun|srun)\s
+(?!echo|printf|which|(?:for|type|hash|ls|ml|command|spack)\s|\S*(?:conda|mamba|pip|module)\b)
+    <PYTHON>(?:torchrun|accelerate|mpirun|srun)\s
     @ Python opens a file of this name @ omit python
 <PYTHON>-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
     @ no such module @ use torchrun
@@ -94,7 +101,9 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
     @ scontrol does not know this word @ write hostnames
 (?:sbatch|srun|mpirun|mpiexec|salloc)\s(?:--[\w-]+=\S+\s+)*["']--?\w[\w-]*\s[^"'$]*["']
     @ the quotes make the option and its value one word @ omit them
-<LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:source|\.|conda activate|module load|export)\s[^;&|\n]*\1\s*$
+<LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:(?:source|\.)\s
+    (?=[^;&|\n]*(?:activate|bashrc|profile|env|setup|setvars|conda|module))
+    |conda activate\s|module load\s|export\s)[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
 \./etc/profile(?:\.d/\S+)?$ @ the blank after the first dot is missing @ write source /etc/... @ note
@@ -114,14 +123,16 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
 export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <NAME>=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
 <ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
-<PYTHON>[^'"#$]*[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$) @ the $ is missing @ write it
+<PYTHON>[^'"#$]*(?<!env)(?<!var)[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$)
+    @ the $ is missing @ write it
 rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank
 <ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b(?![#%])
     @ the value begins with /, so ../ before it makes it another directory @ write ../ after it
 (?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
     @ write exec
-[^#']*\b(?:ba)?sh\s+-\w*c\s+"[^"]*(?<!\\)\$\x40
+[^#']*\b(?:ba)?sh\s+-\w*c\s+"(?!\$\x40")[^"]*(?<!\\)\$\x40
     @ the command gets only the first argument @ write $*
+[^#']*\b(?:ba)?sh\s+-\w*c\s+"\$\x40" @ only the first argument is the command @ give it one argument @ note
 (?!sed|grep)[^#']*[_/=-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
 srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
@@ -187,13 +198,19 @@ _WRAPPED = re.compile(
     r"\$\{?(SLURM_(?:JOB_?ID|CPUS_PER|NTASKS|NNODES|PROCID|LOCALID|NODE)\w*)"
 )
 _ENDLESS = re.compile(
-    r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s[^#|]*(?:-l\b|--loop|\bdmon)|watch\s|tail\s+-[fF]\s(?![^#]*--pid)|"
+    r"(?:srun\s[^#|]*\s)?(?:nvidia-smi\s(?!.*\s(?:-c|--count)\b)[^#|]*(?:-l\b|--loop|\bdmon)|"
+    r"watch\s(?!.*(?:-g|--chgexit)\b)|tail\s+-[fF]\s(?![^#]*--pid)|"
     r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b(?!\s+(?:list|stop|password|build|clean|path|--(?:version|help|generate-config)))|ray\s+start\s[^#]*--block|"
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
-_PATH_WITH_SEMICOLON = re.compile(r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*\s*")
+_ENDS_WITH_SCREENS = re.compile(
+    rf"{_ENDS.pattern}|screen|tmux|for|done|fi|cd|export|source|ls|exec|popd|mv|cp"
+)
+_PATH_WITH_SEMICOLON = re.compile(
+    r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*(?<!\.sh)\s*"
+)
 # Shebangs, and lines that their programs do not understand, unless sh is bash.
 _OF_OTHER_SHELLS = (
     (r"(?:/|\s)(?:da)?sh\b", r"\s*(?:source\s|\w+=\(|(?:if|while)?\s*\[\[\s)"),
@@ -204,6 +221,8 @@ _OF_OTHER_SHELLS = (
 # The command before a here-document without quotes, its last line, and its text.
 _DOCUMENT = re.compile(r"(?m)^([^#\n]*)<<-?[ ]?(\w+)[^\n]*\n((?:(?![ \t]*\2[ \t]*$).*\n)*)")
 _OF_TASKS = r"(?<!\\)\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\b"
+# Commands in $( ) that print one word.
+_ONE_WORD = re.compile(r"(?:head|tail)\s+-(?:n\s*)?1\b|(?:\(|`)\s*hostname\b(?!.*-I)|--parsable|\bwc\s")
 _BARE_INDEX = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)\[\$?\{?\w")
 _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 
@@ -246,14 +265,14 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
-        if "online" in match.groupdict() and _is_online(script, command):
+        if any(group in match.groupdict() and _UNLESS[group](script, command) for group in _UNLESS):
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))
         sets = rf"(?<![$\w{{]){name}=|\b(?:for|read)\b.*\b{name}\b" if name else r"\bsetenv *\(|\$SHELL.*csh"
         # In arithmetic, such as the index of an array, bash takes a name for the value of its variable.
         is_read = not read or re.search(
-            rf"(?m)^(?![ \t]*#).*(?<!\[)\$\{{?{read}\b(?![^\n]*\)\))", script.text
+            rf"(?m)^(?![ \t]*#|.*\b(?:printenv|eval)\b).*(?<!\[)\$\{{?{read}\b(?![^\n]*\)\))", script.text
         )
         if is_read and not re.search(sets, script.text):
             yield row
@@ -265,6 +284,21 @@ def _is_online(script: Script, command: Command) -> bool:
     return line[:1].isspace() or "||" in line or bool(_DOWNLOADS.search(script.text))
 
 
+def _is_followed(script: Script, command: Command) -> bool:
+    """Returns whether the script goes on, for example with a program that uses a server, or with a loop."""
+    after = (c.name for c in script.commands if c.line > command.line)
+    return any(name == "sleep" or not _ENDS_WITH_SCREENS.fullmatch(name) for name in after)
+
+
+def _has_input(script: Script, command: Command) -> bool:
+    """Returns whether a command reads the output of another one."""
+    return script.commands[script.commands.index(command) - 1].ends in ("|", "|&")
+
+
+# Groups of expressions, and when what they match is as meant.
+_UNLESS = {"online": _is_online, "detached": _is_followed, "alone": _has_input}
+
+
 def _keeps_others_waiting(script: Script, command: Command) -> bool:
     """Returns whether a command that does not end runs in the foreground, with others after it."""
     is_last = command.ends != "\n" or command is script.commands[-1]
@@ -274,6 +308,8 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
     following_word = next((text.split()[0] for text in following if text.strip(" \t#")), "")
     # In a function, a loop or a branch, what follows may run without it. After the last program, none waits.
     after = [c for c in script.commands if c.line > command.line and not _ENDS.fullmatch(c.name)]
+    if "jupyter" in command.text:  # whose user may end it, so that the script saves the results
+        after = [c for c in after if c.name not in ("cp", "rsync", "mv", "tar")]
     is_inside = line[:1].isspace() or re.match(r"else|elif|fi|done|esac|[})]", following_word)
     return bool(after) and not is_inside
 
@@ -311,14 +347,19 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:
         waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"
-        if re.search(waits, script.text):
+        is_given = re.search(r"(?m)^(?![ \t]*#|.*\(\s*sbatch).*--parsable", script.text)
+        if re.search(waits, script.text) and not is_given:  # in a variable or a function
             yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
-    if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", command.text)):
+    if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", outside)):
         yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
-    for name in re.findall(r"\$\{(\w+)\[(?:\d+|\$?\{?\w+\}?)\]\}", outside):
-        if re.match(r"\$\(|`", script.set_once.get(name, "")) and not re.search(
-            rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text
+    for name, index in re.findall(r"\$\{(\w+)\[(\d+|\$?\{?\w+\}?)\]\}", outside):
+        value = script.set_once.get(name, "")
+        is_one = index == "0" and _ONE_WORD.search(value)
+        if (
+            re.match(r"\$\(|`", value)
+            and not is_one
+            and not re.search(rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text)
         ):
             yield f"{name} is one text, not an array, so element 0 is all of it", f"write {name}=($(...))"
     for name in _BARE_INDEX.findall(outside):
