@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -83,7 +84,9 @@ def _ends_script(command: Command, lines: Sequence[str]) -> bool:
     first, *others = command.words
     # Without a program, exec only redirects, for example to a file with a number in {fd}.
     is_exec = first == "exec" and bool(others) and not others[0].startswith("{")
-    return (first == "exit" or is_exec) and (lines[0].startswith(first) or lines[-1].startswith("=#"))
+    # In a program that is for Python, too, exec can stand in quotes.
+    is_at_edge = lines[0].lstrip("'").startswith(first) or re.search(r"; *exit( \d+)?$", lines[0])
+    return (first == "exit" or is_exec) and (bool(is_at_edge) or lines[-1].startswith("=#"))
 
 
 def _edges_of_parentheses(lines: Sequence[str]) -> list[tuple[int, bool]]:

@@ -5,37 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.blocks import CLOSES
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
-from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
+from ddp_hpc.lint.launch_commands import requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program import program_of
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
-# The programs of an environment are also found, or called, by their path.
-_PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
-_ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 _GLUED = re.compile(r"\s(--[a-z][a-z_-]*[a-z])(\"\$\{?\w+\}?\")(?=\s|$)")
-_REMEDIES = {
-    "conda": 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
-    # mamba 1 has no command shell.
-    "mamba": 'add eval "$(conda shell.bash hook)" before it, and use conda activate',
-    "micromamba": 'add eval "$(micromamba shell hook --shell bash)" before it',
-}
-# Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
-_HOOK = re.compile(
-    r"shell[. ](?:hook|init|bash|zsh|posix)|__conda_setup|\beval\s+[\"']?\$\{?\w|"
-    r"(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
-    r"\b(?:module|ml|uenv|spack)\b.*(?:(?i:conda|mamba|forge)|python|torch|tensorflow)|\bbash -\w*[li]"
-)
-_OF_SHELL = re.compile(
-    r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi"
-)
-_LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
 _NO_ARGUMENT = re.compile(r"\s*(?:wait|exit|date|deactivate|echo|done|fi|export|module|source|cd)\b")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
@@ -92,7 +73,6 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _PYTHON = re.compile(
     r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
 )
-_LOADS_PYTHON = re.compile(r"(?i)(?:module|ml)\s(?!\s*(?:unload|rm|purge))[^#]*(?:python|conda|miniforge)")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-(?:node|task)|ntasks(?:-per-node)?|cpus-per-task|cpu-bind)\b")
 _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|machine[-_]rank)")
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
@@ -108,47 +88,6 @@ _IN_LOCAL_FOLDER = re.compile(
 _ON_ALL_NODES = re.compile(
     r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|mkdir|rsync|tar|unzip|mv)\b"
 )
-
-
-@check("JOB023", "warning", "conda activate without its shell function")
-def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if _LOGIN_SHELL.search(script.shebang):
-        return
-    before = ""
-    for index, command in enumerate(script.commands):
-        in_task = single_quoted(command.text) if command.launched[1:2] == ("-c",) else ""
-        text = in_task if _ACTIVATE.search(in_task) else command.text
-        match = _ACTIVATE.search(text)
-        is_activation = match and (in_task or command.argv[1:2] == ("activate",))
-        name = match[1] if match else ""
-        is_used = any(map(_uses_environment, script.commands[index:])) if match else False
-        if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
-            following = script.commands[index + 1 :]
-            before_use = list(
-                takewhile(lambda c: c.name in ("source", ".") or not _uses_environment(c), following)
-            )
-            has_other = _PATH_OF_ENV.search(script.text) or any(
-                c.argv[:2] in (("source", "activate"), (".", "activate")) for c in before_use
-            )
-            # Without a name, it activates base, which a module that is loaded afterwards replaces.
-            is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)
-            is_sure = in_task or (is_used and not is_replaced and not has_other)
-            what = (
-                f"a batch script does not read .bashrc, so {name} activate fails, unless the site defines it"
-            )
-            if subject.scheduler.reader.starts_login_shell and not in_task:
-                is_sure = False  # of the startup files of a login shell, some read .bashrc
-                what = f"{name} activate fails, unless the login shell of a PBS job reads .bashrc"
-            yield Problem(command.line, what, _REMEDIES[name], None if is_sure else "note")
-            return
-        before += command.text + "\n"
-
-
-def _uses_environment(command: Command) -> bool:
-    """Returns whether a command starts a program that the environment may contain."""
-    words = command.launched or command.argv
-    return bool(words) and bool(re.match(r"[a-z]", words[0])) and not _OF_SHELL.fullmatch(words[0])
 
 
 @check("JOB024", "error", "a command that ends before its options")

@@ -74,6 +74,11 @@ _LOGIN = re.compile(
     r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d|hf_)\w{20,}"
 )
 _KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
+# The names of files and variables, keys of local servers such as that of vLLM's pages, and masked keys.
+_NO_SECRET = re.compile(
+    r"\w+_(?:FILE|PATH|DIR|NAME|ENV|VAR|LEN)=.*|\w+=(?i:token-abc123|sk-?1234\d*|(?:dummy|test|local|fake)[-_].*)"
+    r"|.*(?:([Xx*0.])\1{5}|\*\*\*).*"
+)
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 # The prefixes of other libraries that are one letter from NCCL_.
 _OF_OTHERS = ("CCL_", "RCCL_", "HCCL_", "XCCL_")
@@ -175,6 +180,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
         for line, name, value in subject.script.assignments
         if (_SECRET.search(name) and _UPPER_CASE.fullmatch(name)) or _KEY.match(value)
         if (_LOOKS_SECRET.fullmatch(value) or _KEY.match(value)) and not has_placeholder(value)
+        if not _NO_SECRET.fullmatch(f"{name}={value}")
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
     for line, name in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -108,7 +109,12 @@ def _is_without_loss(directive: Directive) -> bool:
     """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
     is_name = directive.flag in ("-N", "--job-name")
-    return is_name or (is_log and "$" in directive.value) or (directive.flag, directive.value) in _DEFAULTS
+    is_default = (directive.flag, directive.value.lower()) in {
+        *_DEFAULTS,
+        ("--export", "all"),
+        ("--mail-type", "none"),
+    }
+    return is_name or is_default or (is_log and "$" in directive.value)
 
 
 def _belong_to_job(script: Script, late: list[Directive]) -> bool:
@@ -140,7 +146,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
     given = {_one_of(d.flag) for d in script.read()}
     given -= subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
-    if indented:
+    if indented and script.scheduler in ("slurm", ""):
         others = f" and {counted(len(indented) - 1, 'other')} are" if len(indented) > 1 else " is"
         yield Problem(
             indented[0],
@@ -163,7 +169,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         may_be_disabled = script.scheduler and (
             match[2]
             or match[3] == near.lower()
-            or (match[3] != near and match[3].endswith(near))
+            or (match[3] != near and (match[3].endswith(near) or match[3] == f"{near}X"))
             or flags & given
         )
         what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
@@ -225,6 +231,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         is_none = name == "--export" and seen.get(name) in ("NONE", "NIL")  # which any other list implies
         is_same = name in ("-k", "-m") and sorted(seen.get(name, "")) == sorted(value)
+        amount = _amount(subject, name, value)  # such as 4G and 4096
+        is_same |= amount is not None and amount == _amount(subject, name, seen.get(name, ""))
         if seen.get(name, ",") not in (value, ",") and not (is_none or is_same):
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
@@ -245,7 +253,8 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     A block of directives that several scripts share is often overridden in these ways. A job that requests
     more than before runs in any case.
     """
-    is_narrowed = set(value.split(",")) < set(before.split(","))
+    items, others = set(value.split(",")), set(before.split(","))
+    is_part = items < others or items > others
     prefix = "gpu:" if before.startswith("gpu:") else ""
     typed = rf"{prefix}(?:[A-Za-z]|\d{{3,4}})[\w.-]*:{re.escape(before.removeprefix('gpu:'))}"
     is_refined = bool((prefix or name.startswith("--gpus")) and re.fullmatch(typed, value))
@@ -254,12 +263,14 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
     is_name = name in ("--array", "--job-name", "-N")
-    return is_narrowed or is_refined or is_more or fits or is_other_log or is_name
+    return is_part or is_refined or is_more or fits or is_other_log or is_name
 
 
 def _amount(subject: Subject, name: str, value: str) -> float | None:
     """Returns a number, a time in seconds or a size in bytes; None if it is none of them."""
-    if name == "--time":
+    if name.startswith("--mem") and value == "0":
+        return math.inf  # all memory of the node
+    if name in ("--time", "-l walltime"):
         return subject.scheduler.reader.walltime_s(value)
     size = re.fullmatch(r"(\d{1,12})([KMGT]?)B?", value.upper())
     return int(size[1]) * 1024.0 ** " KMGT".index(size[2] or "M") if size else None

@@ -29,7 +29,8 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             severity: Severity | None = "warning" if may_be_accepted else None
-            severity = subject.of_placeholder if is_named_twice(d.value) else severity
+            is_filled_in = is_named_twice(d.value) or "envsubst" in subject.script.text
+            severity = subject.of_placeholder if is_filled_in else severity
             yield Problem(d.line, what, _instead_of_variable(d), severity)
 
 
@@ -45,6 +46,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         is_log = d.flag in reader.log_flags
         if d.flag == "--mail-user" and (subject.script.value("--mail-type") or "none").lower() == "none":
             continue  # nobody gets mail
+        if (d.flag, subject.script.value("-m")) == ("-M", "n"):
+            continue
         if (d.flag, subject.script.value("-j")) in (("-e", "oe"), ("-o", "eo")):
             continue  # the other log has both outputs
         if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):

@@ -14,13 +14,15 @@ from ddp_hpc.schedulers.script_options import whole_number
 # Half a day and whole days in hours. In 33,000 public scripts, most of the 220 walltimes with two fields, and
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
-_HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
+_HOURS = re.compile(r"(\d*)[ -]?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
 # A time that is not the number of hours.
 _IN_WORDS = re.compile(
-    r"(?i)\bmin(?:ute)?s?\b|\b(?:an?|one|two|three|four|five|six|eight|ten|twelve|half) (?:an )?hours?\b"
+    r"(?i)\bmin(?:ute)?s?\b|\b(?:an?|one|two|three|four|five|six|eight|ten|twelve|half)[ -](?:an )?hours?\b"
+    r"|\b\d+ ?h ?\d\d\b"
 )
+_IN_MINUTES = re.compile(r"(?i)(?!.*(?:hour|HH)).*(?:\bmin(?:ute)?s?\b|MM:SS)")
 _INTERPRETER = re.compile(
-    r"\b(?:python[\d.]*|Rscript|R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
+    r"\b(?:python[\d.]*|Rscript|(?<!-)R|julia|matlab|java|conda|nextflow|snakemake)\b|\.(?:py|R)\b"
 )
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
@@ -86,12 +88,25 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         if int(text) % 3600 == 0 and int(text) > _MOST_MINUTES:
             what = f"{subject.scheduler.title} reads walltime {text} as minutes: {int(text) / 1440:g} days"
             yield Problem(line, what, f"write {int(text) // 3600}:00:00 if these are seconds", "note")
-    elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and (says_hours or _may_be_hours(text, comment)):
+    elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and (
+        (_may_be_hours(text, comment) or (says_hours and _says_these(says_hours[1], text, comment)))
+        and not _IN_MINUTES.match(comment)
+    ):
         what = f"the two fields of walltime {text} are minutes and seconds"
         in_minutes = ":".join(f"{int(field):02}" for field in ("0", *text.split(":")))
         remedy = f"write {text}:00 if these are hours and minutes, or {in_minutes}"
-        is_sure = says_hours or text.partition(":")[0] in _USUAL_HOURS[1:]
+        flags = ("--partition", "--qos", "-q")
+        is_test = any(
+            re.search("debug|test|devel", d.value) for d in subject.script.read() if d.flag in flags
+        )
+        is_sure = says_hours or (text.partition(":")[0] in _USUAL_HOURS[1:] and not is_test)
         yield Problem(line, what, remedy, None if is_sure else "note")
+
+
+def _says_these(hours: str, text: str, comment: str) -> bool:
+    """Returns whether hours in a comment may be those of two fields, not the limit of a queue."""
+    first = int(text.partition(":")[0])
+    return first <= 12 or (hours in ("", str(first)) and not _IN_WORDS.search(comment))
 
 
 def _may_be_hours(text: str, comment: str) -> bool:

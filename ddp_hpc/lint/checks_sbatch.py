@@ -406,7 +406,9 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
         for word in match[1].split()
         if word.startswith("-")
     ]
-    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs")]
+    pbs = [
+        (d.line, d.flag or d.value) for d in script.directives_of("pbs") if script.lines[d.line - 1][0] == "#"
+    ]
     prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
     for line, word in bsub or pbs:
         if not word.startswith("-") or word[1:2] not in letters:

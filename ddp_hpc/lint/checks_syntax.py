@@ -54,7 +54,11 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
         if _PYTHON.match(first):
             remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
-        yield Problem(line, what, remedy, "warning" if is_whole else None)
+        severity: Severity | None = "warning" if is_whole else None
+        # In $( ), bash ends the document at the delimiter with the parenthesis.
+        if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
+            remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"
+        yield Problem(line, what, remedy, severity)
 
 
 def _not_closed(document: OpenDocument) -> Problem:

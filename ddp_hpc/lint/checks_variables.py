@@ -9,35 +9,43 @@ from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import expanded_in_shell, single_quoted, starts
 from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.lint.read_variables import OF_RANKS, OF_SCHEDULERS, expanded, read_variables
 from ddp_hpc.schedulers.registry import MONITORED
 
-# $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
-_EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 _MOST_PAIRS = 250_000  # of names; to compare two of them takes 5 microseconds
-# Commands that set variables which are not recorded as assignments.
-_DECLARES = re.compile(r"for|let|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
-_OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables of Grid Engine, LSF, Cobalt and Kubernetes.
 _OF_OTHERS = re.compile(
     r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
 )
 # Variables of the shell, of the login and of sites that scripts also set in other letters.
 _OF_LOGIN = re.compile(
-    "PATH|HOME|USER|LOGNAME|HOST(?:NAME|S)?|PWD|TMPDIR|SHELL|LANG|RANDOM|SECONDS|SCRATCH|WORK|PROJECT|(?:SLURM|PBS)_.*"
+    "(?:PYTHON|LD_LIBRARY_)?PATH|HOME|USER(?:NAME)?|LOGNAME|HOST(?:NAME|S)?|PWD|TMPDIR|SHELL|LANG|RANDOM|SECONDS|"
+    "SCRATCH(?:DIR)?|LOCALSCRATCH|WORK(?:DIR)?|PROJECT|AMBERHOME|(?:JAVA|CUDA)_HOME|BLASTDB|GMXLIB|(?:SLURM|PBS)_.*"
 )
+# Commands that may set variables: a file that is read, unless it belongs to conda or the modules.
+_READS_VARIABLES = re.compile(
+    r"(?m)(?:^|[\s'\";])(?:source|\.|eval)\s(?!.*(?:activate|conda|mamba|hook|profile|bashrc|modul|spack))"
+    r"|\bexport \$\("
+)
+# What starts several ranks, or numbers them.
+_STARTS_RANKS = re.compile(
+    r"(?i)\b(?:srun|mpirun|mpiexec|ibrun|accelerate|deepspeed)\b|torchrun|distributed|master_?addr|"
+    r"(?:node|local)_?rank|rdzv|world_?size|ssh|rank\}?\"?\s+(?:-[a-z]{2}|[!=]=?)\s"
+)
+_FOR_THREADS = r"(?:OMP|MKL|OPENBLAS|JULIA|RAYON)_NUM_THREADS=[\"']?\$\{?"
 _FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-node", "--main-process-ip")
-# Variables that torchrun sets for its ranks, and others that scripts often set.
-_OF_RANKS = re.compile(
-    r"(?:NODE_|MACHINE_|LOCAL_|GLOBAL_)?RANK|WORLD_SIZE|NODEID|PROCID|(?:PMI|PALS|OMPI)\w+RANK\w*"
+# A hook of enroot, a file that is read, or a task that calls an exported function may set them.
+_MAY_SET_RANKS = re.compile(
+    rf"container|export -f|(?:^|[\s'\";])(?:source|\.)\s|{_READS_VARIABLES.pattern[4:]}"
 )
 _OF_BASH = ("RANDOM", "SECONDS", "UID", "EUID", "BASHPID", "OPTARG")
 # Variables without $ in $(( )).
 _FACTOR = re.compile(r"(?<![\w${#])[A-Za-z_]\w*")
-_IN_ARITHMETIC = re.compile(r"\$\(\((?=[^()]*?\b((?:SLURM|PBS)_\w+))")
 _ARRAY_READ = re.compile(r"\$\{#?(\w+)\[")
 # Commands that may set arrays elsewhere.
 _MAY_SET = re.compile(
     r"(?m)^[ \t]*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
+    r"|^[ \t]*set (?:-A\b|\w+ *= *\()"  # of ksh and csh
 )
 _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*(?:[*/+-]\s*\w+\s*)?\)")
 # Variables that programs read from their environment, and that a script usually has to export.
@@ -77,14 +85,15 @@ _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 @check("JOB022", "warning", "a variable that is not set in the job")
 def _unset_variable(subject: Subject) -> Iterator[Problem]:
     script, scheduler, reader = subject.script, subject.scheduler, subject.scheduler.reader
-    if not reader.variables or not script.read() or _is_for_several(subject):
+    is_of_shell = not script.shebang or re.search(r"sh\b", script.shebang)
+    if not (reader.variables and script.read() and is_of_shell) or _is_for_several(subject):
         return
     for number, text in enumerate(script.lines, start=1):
         if match := _AS_COMMAND.match(text):
             what = f"$({match[1]}) runs a command of this name, which does not exist"
             yield Problem(number, what, f"write ${match[1]}, or $(( )) to compute", "error")
-    read = _read_variables(subject)
-    of_scheduler = {name: line for name, line in read.items() if _OF_SCHEDULERS.fullmatch(name)}
+    read = read_variables(subject)
+    of_scheduler = {name: line for name, line in read.items() if OF_SCHEDULERS.fullmatch(name)}
     unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
     nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
     assigned = list(dict.fromkeys(name for _, name, _ in script.assignments))
@@ -94,12 +103,14 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         severity: Severity | None
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
-            if near and name != f"{near}_" and _comes_from_outside(script, name, near):
+            of_login = _OF_LOGIN.fullmatch(name) and not OF_SCHEDULERS.match(name)
+            if near and name != f"{near}_" and (of_login or _comes_from_outside(script, name, near)):
                 continue
-        # A hook of enroot, or a file that is read, may set them.
-        if _OF_RANKS.fullmatch(name) and not re.search(r"container|(?:^|[\s'\";])(source|\.)\s", script.text):
+        if OF_RANKS.fullmatch(name) and not _MAY_SET_RANKS.search(script.text):
             what = f"nothing sets {name} before this command"
-            yield Problem(line, what, "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'")
+            remedy = "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'"
+            # For one process, it may be a parameter that another script passes on with --export.
+            yield Problem(line, what, remedy, None if _STARTS_RANKS.search(script.text) else "note")
         elif near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
             severity = "note" if _is_only_shown(script, line) else None
@@ -108,14 +119,11 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             name in unknown and any(name in other.reader.variables for other in MONITORED.values())
         ):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
-            # A script that submits this one may set the name of the job.
-            # Another branch may be for this scheduler.
-            is_sure = name != "JOB_NAME" and not script.lines[line - 1][:1].isspace()
-            is_sure &= not _is_only_shown(script, line)
-            severity = None if is_sure else "note"
+            severity = "note" if _may_be_harmless(subject, name, line) else None
             own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
             yield Problem(line, what, f"use {own or f'a variable of {scheduler.title}'}", severity)
-            break
+            if not severity:
+                break
         elif name in unknown and name.startswith("SLURM_"):
             what = f"Slurm does not set {plain(name)}"
             yield Problem(line, what, "use a variable of sbatch(1), or set it", "note")
@@ -131,6 +139,20 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     yield from _without_option(subject, read)
 
 
+def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
+    """Returns whether a variable of another scheduler may be set, or may be empty without a consequence."""
+    script, text = subject.script, subject.script.lines[line - 1]
+    # A script that submits this one may set the name of the job. Another branch may be for this scheduler.
+    may_be_set = name == "JOB_NAME" or text[:1].isspace() or re.search(r"(?m)^#\$ +-[a-z]", script.text)
+    may_be_set = may_be_set or (_OF_OTHERS.fullmatch(name) and _READS_VARIABLES.search(script.text))
+    # cd "" stays in the first directory of a job of Slurm. Libraries ignore an empty number of threads.
+    is_ignored = bool(re.fullmatch(r"cd \"\$\{?(?:PBS|SGE)_O_WORKDIR\}?\"\s*(?:#.*)?", text))
+    is_ignored &= subject.scheduler.name == "slurm" and script.value("--chdir") is None
+    for_threads = len(re.findall(rf"{_FOR_THREADS}{name}\b", script.text))
+    is_ignored = is_ignored or for_threads == len(re.findall(rf"\$\{{?{name}\b", script.text))
+    return bool(may_be_set or is_ignored or _is_only_shown(script, line))
+
+
 def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:
     """Yields the variables that the scheduler sets only with an option, which the script does not have."""
     script, scheduler = subject.script, subject.scheduler
@@ -143,14 +165,14 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
         is_given = any(script.value(option) is not None or option in of_launchers for option in options)
         if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
             continue
-        uses = [c for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
+        uses = [c for c in script.commands if name in expanded(expanded_in_shell(c.text))]
         if uses:
             what = f"{name} is empty, because it is set only with {' or '.join(options[:2])}"
             remedy = f"add {scheduler.prefix} {options[0]}=NUMBER"
-            for_threads = re.search(rf"(?:OMP|MKL|OPENBLAS)_NUM_THREADS=[\"']?\$\{{?{name}\b", script.text)
+            for_threads = re.search(rf"{_FOR_THREADS}{name}\b", script.text)
             if for_threads and script.value("--cpus-per-task"):
                 remedy = "use SLURM_CPUS_PER_TASK"
-            # OpenMP ignores an empty number of threads, and uses the CPUs of the job.
+            # OpenMP and others ignore an empty number of threads, and use the CPUs of the job.
             is_run = any(c.line not in idle for c in uses)
             is_needed = is_run and not for_threads and _needs_value(script, name)
             yield Problem(uses[0].line, what, remedy, None if is_needed else "note")
@@ -190,7 +212,7 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
         if start.command.name not in ("srun", "mpirun", "mpiexec", "torchrun", "accelerate"):
             continue
         given = [start.command.option("-n", "-np", "--ntasks"), *map(start.options.get, _FOR_ALL_RANKS)]
-        names = _expanded(" ".join(value for value in given if value))
+        names = expanded(" ".join(value for value in given if value))
         # In $(( )), names need no $.
         values = (script.set_once.get(name, "") for name in names)
         sums = (value for value in values if value[:3] == "$((" and "`" not in value)
@@ -200,15 +222,15 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
             is_read = re.search(rf"\bread\b.*\b{name}\b", script.text)
             is_unset = read.get(name) or (name not in names and not script.sets(name) and not is_read)
             is_known = is_argument or name in reader.variables or name in _OF_BASH
-            if is_unset and not (is_known or _OF_RANKS.fullmatch(name)):
+            if is_unset and not (is_known or OF_RANKS.fullmatch(name)):
                 what = f"the script never sets {plain(name)}"
                 yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
 
 
 def _with_type(subject: Subject) -> Iterator[Problem]:
     """Yields the use of SLURM_GPUS_PER_NODE as a number, if it also contains the type of the GPUs."""
-    value = subject.script.value("--gpus-per-node") or ""
-    for command in subject.script.commands if ":" in value else ():
+    script, value = subject.script, subject.script.value("--gpus-per-node") or ""
+    for command in script.commands if ":" in value and not script.sets("SLURM_GPUS_PER_NODE") else ():
         if re.search(r"(?:nproc\S*[= ]|\(\([^)]*)\"?\$?\{?SLURM_GPUS_PER_NODE\b(?![#%:])", command.text):
             what = f"SLURM_GPUS_PER_NODE is {plain(value)}, which is not a number"
             yield Problem(command.line, what, "use SLURM_GPUS_ON_NODE")
@@ -259,35 +281,9 @@ def _is_message(line: str) -> bool:
 
 def _comes_from_outside(script: Script, name: str, near: str) -> bool:
     """Returns whether a variable is read often, or gives its value to the one with the similar name."""
-    num_uses = sum(name in _expanded(command.text) for command in script.commands)
+    num_uses = sum(name in expanded(command.text) for command in script.commands)
     values = (value for _, other, value in script.assignments if other == near and ":" not in value)
-    return num_uses > 2 or any(name in _expanded(value) for value in values)
-
-
-def _read_variables(subject: Subject) -> dict[str, int]:
-    """Maps each variable that the script neither sets nor tests to the line that reads it first."""
-    read: dict[str, int] = {}
-    known = {name for _, name, _ in subject.script.assignments}
-    for command in subject.script.commands:
-        if command.name in ("test", "[", "[[", "case"):
-            is_number = re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text)
-            known.update(n for n in _expanded(command.text) if not (is_number and _OF_RANKS.fullmatch(n)))
-        text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
-        in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
-        expanded_later = [name for name in _expanded(in_tasks) if not re.search(rf"\b{name}=", in_tasks)]
-        if command.name == "trap":
-            expanded_later = [
-                n for n in _expanded(single_quoted(text)) if n.endswith("_") and _OF_SCHEDULERS.match(n)
-            ]
-        if command.name.startswith("mpi"):  # it sets these for its ranks
-            expanded_later = [name for name in expanded_later if not name.startswith(("OMPI_", "PMI"))]
-        # Without a list, scontrol takes that of the job.
-        text = re.sub(r"scontrol show hostnames?\s+[^\s\"]+", "", text)
-        for name in (*_expanded(expanded_in_shell(text)), *expanded_later):
-            read.setdefault(name, command.line)
-        if _DECLARES.fullmatch(command.name):
-            known.update(word.partition("=")[0] for word in command.words[1:])
-    return {name: line for name, line in read.items() if name not in known}
+    return num_uses > 2 or any(name in expanded(value) for value in values)
 
 
 def _is_misspelled(name: str, other: str) -> bool:
@@ -306,10 +302,6 @@ def _is_for_several(subject: Subject) -> bool:
     return len({d.scheduler for d in script.directives if d.scheduler in MONITORED}) > 1 or bool(
         re.search(r"(?i:=\s*[\"']?(?:pbs|slurm|torque)\b)|\b(?:qsub|sbatch) ", script.text)
     )
-
-
-def _expanded(text: str) -> list[str]:
-    return [name.lstrip("{") for name in _EXPANSION.findall(text)] + _IN_ARITHMETIC.findall(text)
 
 
 @check("RANK018", "error", "the address of the first node is something else")
@@ -388,7 +380,7 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
             if is_needed and not is_seen and name not in {other for _, other, _ in script.exports}:
                 what = f"each task sets {name}, but its programs do not get it, as it is not exported"
                 yield Problem(start.command.line, what, f"write export {name}=", "note")
-        for name in dict.fromkeys(_expanded(code)):
+        for name in dict.fromkeys(expanded(code)):
             sets = rf"\b(?:export|declare -x|typeset -x)\b[^\n]*\b{name}\b|-x {name}\b"
             is_set = re.search(rf"(?<![\w$]){name}=|\b(?:for|read)\s[^;]*\b{name}\b", code)
             before = next((w for w in start.command.words if w.startswith(f"{name}=")), None)

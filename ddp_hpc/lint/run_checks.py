@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.lint import (
     checks_commands,
+    checks_conda,
     checks_containers,
     checks_devices,
     checks_effects,
@@ -71,6 +72,7 @@ _MODULES = (
     checks_launched_program,
     checks_rendezvous,
     checks_variables,
+    checks_conda,
     checks_commands,
     checks_shell,
     checks_environment,
