@@ -25,6 +25,7 @@ _REJECT = "and later versions reject it"
 # Types of mail, by other words for them, or with a mark after them.
 _MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
 _MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
+_OF_FAILURE = re.compile(r"(?i)(?:TIME_?OUT|FAIL|ERR|ABORT|NODE_FAIL|OOM|OUT_OF_MEM)")
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
@@ -36,10 +37,14 @@ OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11|gpufreq"
 )
-# Options that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype), the Ohio
-# Supercomputer Center (gpu_cmode), the Hebrew University (killable) and Kyoto University (rsc). Elsewhere,
-# sbatch rejects them.
-_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable|rsc")
+# Options that come from plugins of few sites, such as Shanghai AI Laboratory (quotatype), the Ohio
+# Supercomputer Center (gpu_cmode), the Hebrew University (killable), Kyoto University (rsc), RWTH Aachen
+# (beeond), Juelich (perfparanoid, cuda-mps), DKRZ (monitoring), GSI (singularity) and NERSC (zonesort,
+# vtune), and from that of CEA for Kerberos (auks). Elsewhere, sbatch rejects them.
+_OF_FEW_SITES = re.compile(
+    r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable|rsc|auks|beeond|cuda-mps|monitoring|singularity-.*|"
+    r"(?:disable|enable)-(?:perfparanoid|turbo(?:mode)?|xserver|dcgm)|zonesort|vtune|gmem"
+)
 _INSTEAD = {
     "--mail": "--mail-user or --mail-type",
     "--immediate": "no option, as sbatch cannot wait for resources",
@@ -59,7 +64,7 @@ _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--node
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 # Options in which JOB008 reports a variable; the value of the others may be a text that contains one.
 _WITHOUT_TEXT = ("--array", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--time")
-_TAKES_NUMBER = re.compile("--(?:nodes$|ntasks|cpus-per|mem$|mem-per|array|gpus)")
+_TAKES_NUMBER = re.compile("--(?:nodes$|ntasks|cpus-per|mem$|mem-per|array|gpus|dependency)")
 # The beginning of a script, and of a first line that should be one.
 _BEGINS = re.compile(r"#!|#SBATCH\b")
 _DAMAGED = re.compile(
@@ -112,6 +117,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
+    are_notes |= not script.commands  # a header, before which another program writes the shebang
     severity: Severity | None = "note" if are_notes or is_part_of_others(subject.path) else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
@@ -131,13 +137,13 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
         elif not OF_PLUGINS.fullmatch(name):
-            is_of_one_site = _OF_ONE_SITE.fullmatch(name)
+            is_of_few_sites = _OF_FEW_SITES.fullmatch(name)
             what = f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it"
-            is_near = near and not is_of_one_site
+            is_near = near and not is_of_few_sites
             if near == "mem-per-gpu" and "g" not in name:
                 near = "mem-per-cpu"
             remedy = f"did you mean --{near}?" if is_near else "remove it, or see sbatch --help"
-            yield Problem(d.line, what, remedy, "note" if is_of_one_site else None)
+            yield Problem(d.line, what, remedy, "note" if is_of_few_sites else None)
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
@@ -178,9 +184,12 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
         is_used = subject.script.value(d.flag) == d.value and d.line not in strays
+        # Slurm ignores a comma at the end of a list (tried with 22.05).
+        is_list = d.value.endswith(",") and d.flag in ("--partition", "--nodelist")
+        is_used &= not is_list
         if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS) and is_used:
             what = f"sbatch takes the {d.value[-1]} for a part of {d.flag} {shown(d.value)}"
-            yield Problem(d.line, what, "remove it", "warning")
+            yield Problem(d.line, what, "remove it", "note" if d.flag == "--job-name" else "warning")
         if d.flag == "--gres" and re.match(r"(?:gpus|[avhp]\d{2,3}|gh200)(?::|$)", d.value):
             what = f"on most sites, GPUs are --gres=gpu, not {shown(d.value)}"
             yield Problem(d.line, what, "write --gres=gpu:NUMBER or --gres=gpu:TYPE:NUMBER", "note")
@@ -204,7 +213,11 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
             is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
-            may_be_filled_in = _TAKES_NUMBER.match(d.flag) and not is_name and stands_for_value(d.value)
+            may_be_filled_in = (
+                _TAKES_NUMBER.match(d.flag)
+                and not is_name
+                and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
+            )
             severity: Severity | None = "note" if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
@@ -310,10 +323,15 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
     if user and subject.script.value("--mail-type") is None and "mail-type" not in subject.script.text:
         what = "without --mail-type, Slurm sends no mail to this user"
         is_example = re.fullmatch(r"[\w.-]*mail[\w.-]*", user)  # such as emailaddress
+        sends_itself = any(c.name in ("mail", "mailx", "sendmail", "mutt") for c in subject.script.commands)
         remedy = "add #SBATCH --mail-type=END,FAIL"
-        yield Problem(subject.line_of("--mail-user"), what, remedy, "note" if is_example else None)
+        yield Problem(
+            subject.line_of("--mail-user"), what, remedy, "note" if is_example or sends_itself else None
+        )
     for d in _options(subject):
-        if d.flag == "--mail-user" and re.fullmatch(r"[\w.-]+\.(?:com|org|net|edu|gov|[a-z][a-z])", d.value):
+        if d.flag == "--mail-user" and re.fullmatch(
+            r"[\w.-]+\.(?:com|org|net|edu|gov)|(?:[\w-]+\.){2,}[a-z][a-z]", d.value
+        ):
             yield Problem(d.line, f"{shown(d.value)} is not an address, as it has no @", "write NAME@HOST")
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):
@@ -325,7 +343,9 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
             others = {word.strip().upper() for word in d.value.split(",")} - {
                 word.upper() for word in unknown
             }
-            yield Problem(d.line, what, remedy, "note" if others & {"END", "ALL"} else None)
+            # FAIL is also for a time limit, and for whatever else ends the job.
+            is_sent = others & {"END", "ALL"} or ("FAIL" in others and all(map(_OF_FAILURE.match, unknown)))
+            yield Problem(d.line, what, remedy, "note" if is_sent else None)
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")
@@ -397,7 +417,7 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
 def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     # sbatch reads #BSUB lines or else #PBS lines, also after the first commands (src/sbatch/xlate.c).
     script = subject.script
-    if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
+    if script.scheduler != "slurm" or re.search(r"\s--ignore-pbs\b|SBATCH_IGNORE_PBS", script.text):
         return
     bsub = [
         (number, word)

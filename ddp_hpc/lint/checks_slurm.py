@@ -9,6 +9,7 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.checks_program_limits import threads_of_steps
 from ddp_hpc.lint.launch_commands import (
+    hides_launcher_options,
     ranks_per_node,
     trains_with_torch,
 )
@@ -19,8 +20,19 @@ from ddp_hpc.schedulers.versions import is_between
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
 # Files of conda, of virtual environments and of the system.
-_SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc\b|profile\b|/etc/|/module")
-_HARMLESS = re.compile(r"\bsrun\b.*\s(?:hostname|nvidia-smi|mkdir|echo|ls|df|rm|\S*/?nvidia-smi)\b")
+_SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc(?![\w/])|profile\b|/etc/|/module")
+_HARMLESS = re.compile(
+    r"\bsrun\b.*(?:\s|/bin/|[\"'](?=[^;&|]*$))(?:hostname|mkdir|echo|ls|df|rm|free|lscpu|uptime|"
+    r"numactl -[Hs]|killall|pkill|chmod|cat|printenv|date|sleep|touch|true|(?:\S*/)?(?:nvidia|rocm)-smi)\b"
+)
+# The step is this script, or a function of it, so that its traps are in the step.
+_STARTS_ITSELF = re.compile(r"\bexport -f\b|\bsrun\s[^\n]{0,200}\$\{?(?:0|BASH_SOURCE)\b")
+_SIGNALS = {"1": "HUP", "10": "USR1", "12": "USR2", "15": "TERM"}  # of Linux
+# Output that does not go to the log of the job, or that is appended.
+_APPENDS = re.compile(
+    r"(?m)^\s*exec\s[^\n#]{0,200}>|\btee\s+(?:-a|--append)\b|srun\s[^\n]{0,300}--open-mode[= ]a|"
+    r"SLURM_RESTART_COUNT|(?:python[\d.]*|run|launch)\s[^\n]{0,500}>>"
+)
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OF_TASK = re.compile(r"\$\{?SLURM_CPUS_PER_TASK\b.*")
 # Job steps that start no ranks.
@@ -120,7 +132,7 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         return
     commands = subject.script.commands
     pythons = [c for c in commands if re.fullmatch(r"python[0-9.]*|torchrun|accelerate", c.name)]
-    others = re.compile(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ")
+    others = re.compile(r"srun|mpi|\b(?:ibrun|prun|jsrun|aprun|flux)\b|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ")
     if pythons and not any(others.search(c.text) for c in commands):
         line = pythons[-1].line
         what = (
@@ -130,12 +142,16 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
         trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]
-        if command.name == "trap" and name.upper() in trapped:
+        is_ignored = command.words[1:2] in [("",), (":",), ("true",), ("-",)]
+        if command.name == "trap" and name.upper() in trapped and not is_ignored:
             what = f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}"
             remedy = f"use --signal=B:{plain(signal)}, start the launcher in the background and wait for it"
-            # The message may be for the log of a job whose steps handle the signal.
+            # The message may be for the log of a job whose steps handle the signal, and what is also run at
+            # the exit for the time limit, when Slurm sends TERM to the batch shell, too.
             only_prints = re.match(r"(?:echo|printf|date)\b[^;&|]*$", command.words[1])
-            yield Problem(subject.line_of("--signal"), what, remedy, "note" if only_prints else None)
+            is_unsure = bool(only_prints or {"EXIT", "0"} & {*trapped})
+            is_unsure |= _STARTS_ITSELF.search(subject.script.text) is not None
+            yield Problem(subject.line_of("--signal"), what, remedy, "note" if is_unsure else None)
             return
 
 
@@ -143,16 +159,21 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
 def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     signal, commands = subject.script.value("--signal") or "", subject.script.commands
     traps = {word.upper().removeprefix("SIG") for c in commands if c.name == "trap" for word in c.words[2:]}
+    traps = {_SIGNALS.get(word, word) for word in traps}
     name = re.sub(r"^R?B:|@.*", "", signal).upper().removeprefix("SIG")
     # While bash waits for a program, SIGINT and SIGQUIT do not end it.
     is_trapped = name in traps | {"INT", "2", "QUIT", "3"} or (traps and not name[:1].isalpha())
-    is_other = any(c.words[:1] == ("exec",) for c in commands)
+    shell = subject.script.shebang
+    is_other = any("exec" in c.words[: len(c.words) - len(c.argv)] for c in commands)
+    is_other |= bool(shell) and not re.search(r"sh\b", shell)  # a program, which may handle the signal
+    # Bash also runs what is for its exit if a signal ends it.
+    is_unsure = any("$" in word for word in traps) or ("bash" in shell and bool({"EXIT", "0"} & traps))
     # A file that the script reads may set the trap.
     reads_file = any(c.name in ("source", ".") and not _SETS_NO_TRAP.search(c.text) for c in commands)
     if "B:" in signal and not is_other and not is_trapped:
         what = f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and dies"
         remedy = "remove B: to send the signal to the ranks, or set a trap"
-        yield Problem(subject.line_of("--signal"), what, remedy, "note" if reads_file else None)
+        yield Problem(subject.line_of("--signal"), what, remedy, "note" if reads_file or is_unsure else None)
 
 
 @check("SLURM010", "warning", "a requeued job overwrites its log")
@@ -161,23 +182,29 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     is_short = (subject.walltime_s or 3600) < 1800  # what is overwritten is soon there again
     lines = [d.line for d in script.read() if d.flag == "--requeue"]
     lines += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
-    logs = {script.value("--output") or "", script.value("--error") or ""} - {"/dev/null", "none"}
+    output = script.value("--output") or ""  # also for errors
+    logs = {output, script.value("--error") or output} - {"/dev/null", "none"}
     # Without --signal, a trap that requeues the job waits for a signal that only the user sends.
     is_trap = not any(d.flag in ("--requeue", "--signal") for d in script.read()) and "trap" in script.text
-    if lines and logs and not is_short and script.value("--open-mode") != "append":
+    if lines and logs and not is_short and (script.value("--open-mode") or "")[:1].lower() != "a":
         what, remedy = "if the job is requeued, it overwrites its log", "add #SBATCH --open-mode=append"
         # On another node, the log has another name, and that of a server is of no use later.
         is_unsure = is_trap or not trains_with_torch(subject) or re.search(r"%\d*N", "".join(logs))
-        yield Problem(lines[0], what, remedy, "note" if is_unsure else None)
+        is_appended = any(_APPENDS.search(command.text) for command in script.commands)
+        yield Problem(lines[0], what, remedy, "note" if is_unsure or is_appended else None)
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")
 def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
-    for command in subject.script.launches("srun"):
+    script = subject.script
+    for command in script.launches("srun"):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
         if command.option("--jobid") is not None or _HARMLESS.search(command.text):
             continue  # a step of another job, or one that may be repeated
+        # Without SLURM_NTASKS, or in a variable, the number of tasks may be given.
+        if hides_launcher_options(command) or re.search(r"\bSLURM_NTASKS=|unset\s.*SLURM_N", script.text):
+            continue
         if per_node and job and per_node < job and command.option("-n", "--ntasks", "-N", "--nodes") is None:
             what = (
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "

@@ -20,7 +20,22 @@ _OF_SEVERAL_NODES = re.compile(
 # Programs that are always built with MPI, and commands that start ranks.
 _WITH_MPI = re.compile(
     r"lmp(?!_serial)(?:_\w+)?|vasp_(?:std|gam|ncl)|(?:pw|ph|cp|neb|pp|projwfc|epw|turbo_\w+)\.x|cp2k\.p(?:smp|opt)|"
-    r"(?:wrf|real|cesm)\.exe|nwchem|siesta|xhpl|abinit|SU2_CFD|DLPOLY\.Z|(?!gmx)\w{1,30}[._-](?:mpi|MPI)"
+    r"(?:wrf|real|cesm)\.exe|nwchem|siesta|xhpl|abinit|SU2_CFD|DLPOLY\.Z|"
+    r"(?!gmx|(?:setup|load|init|build|compile|make|install|run)_)\w{1,30}[._-](?:mpi|MPI)"
+)
+# Programs that start their own ranks on the tasks of the job, with the path that some of them need.
+_WITH_OWN_RANKS = re.compile(
+    r"(?:\(which )?(?:orca|ams|adf|starccm\+|fluent|ridft|dscf|jobex|molpro|gpaw|runparallel|allrun|"
+    r"mpprun)\)?"
+)
+# Other scripts, and commands whose words this one does not show.
+_HIDES_PROGRAM = re.compile(
+    r"(?:(?:ba|c|k|tc|z)?sh\s+)?(?:(?!\S*logue)\S+\.c?sh|make|eval|\$\{?\w+\}?)(?:\s|$)"
+)
+# Partitions and clusters for jobs of one node: bwHPC, DKRZ and SDSC, PSC, LRZ, and Pittsburgh.
+_FOR_ONE_NODE = re.compile(r"(?:dev_)?single|shared|(?:RM|GPU)-shared|GPU-small|serial\w*|smp")
+_TESTS_NODES = re.compile(
+    r"\bsbatch\s[^\n]{0,200}\s(?:-N|--nodes)|\bSLURM_(?:NNODES|JOB_NUM_NODES)\b[^\n]{0,9}\s1\b"
 )
 _MAX_CHARS = 1_000  # of a path
 _STARTS_RANKS = re.compile(
@@ -81,12 +96,15 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
     ):
         return
     for start in starts(subject):
-        if _WITH_MPI.fullmatch(start.program) and not {"-h", "-help", "--help"} & {*start.words}:
+        if _WITH_MPI.fullmatch(start.program) and not {"-h", "-help", "--help", "--version"} & {*start.words}:
             # Built with OpenMP, one rank may use all CPUs of a node.
-            has_threads = re.search(r"\somp\b|OMP_NUM_THREADS=(?!1\b)", subject.script.text)
+            has_threads = re.search(
+                r"\somp\b|OMP_NUM_THREADS=(?!1\b)|\s-k\w* on .{0,40}\bt [2-9]", subject.script.text
+            )
+            is_note = has_threads or _are_in_background(subject)
             what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
             yield Problem(
-                start.command.line, what, "write srun, or mpirun, before it", "note" if has_threads else None
+                start.command.line, what, "write srun, or mpirun, before it", "note" if is_note else None
             )
             return
 
@@ -106,11 +124,13 @@ def _names_launcher(start: Start) -> bool:
 
 
 def _prepares_ranks(subject: Subject) -> bool:
-    """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, or has
-    started ranks in a line that is a comment now.
+    """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, starts
+    such a program, or has started ranks in a line that is a comment now.
     """
     prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
     sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
+    if any(_WITH_OWN_RANKS.fullmatch(command.name) for command in subject.script.commands):
+        return True
     if any(re.search(r"/oneapi/.*\.sh$|mpivars", file[:_MAX_CHARS]) for file in sourced):
         return True
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
@@ -129,13 +149,14 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     if has_one_node and not _has_task_per_gpu(subject):
         return
     cpus = whole_number(subject.script.value("--cpus-per-task")) or 1
+    severity: Severity | None = "note" if _may_have_one_node(subject) else None
     others = (start for start in starts(subject) if start.program != "python" and not has_one_node)
     if start := next((s for s in others if any(number > cpus for _, number in threads_of(s))), None):
         what = (
             f"Slurm may spread the tasks over several nodes, but {plain(start.program)} uses only the first"
         )
         remedy = "request one task with --cpus-per-task, or add --nodes=1"
-        yield Problem(start.command.line, what, remedy)
+        yield Problem(start.command.line, what, remedy, severity)
     pythons = [start for start in starts(subject) if _is_python_program(start)]
     if not pythons or _run_together(subject, pythons):
         return
@@ -149,9 +170,11 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
         remedy = "request one task with --cpus-per-task; only a program that uses MPI needs tasks, and srun"
+    # What follows may start the ranks, and Python only prepare them.
+    after = (c for c in subject.script.commands if c.line > pythons[-1].command.line)
     is_unsure = has_one_node or _prepares_ranks(subject) or any(map(_names_launcher, pythons))
-    severity: Severity | None = "note" if is_unsure else None
-    yield Problem(pythons[0].command.line, what, remedy, severity)
+    is_unsure |= _are_in_background(subject) or any(_HIDES_PROGRAM.match(" ".join(c.argv)) for c in after)
+    yield Problem(pythons[0].command.line, what, remedy, "note" if is_unsure else severity)
 
 
 def _is_python_program(start: Start) -> bool:
@@ -164,16 +187,40 @@ def _run_together(subject: Subject, pythons: list[Start]) -> bool:
     return is_repeated and any(start.command.ends == "&" for start in pythons)
 
 
+def _are_in_background(subject: Subject) -> bool:
+    """Returns whether the script starts several commands, functions or groups of commands in the background,
+    and waits for them: often serial runs, one for each task.
+    """
+    commands = subject.script.commands
+    num_started = sum(command.ends == "&" for command in commands)
+    num_started += len(re.findall(r"[)}](?:[^\n;|&]|>&){0,200}&(?![&>\d])", subject.script.text))
+    is_repeated = num_started > 1 or any(c.words[0] in ("for", "while", "foreach") for c in commands)
+    return num_started > 0 and is_repeated and any(command.name == "wait" for command in commands)
+
+
+def _may_have_one_node(subject: Subject) -> bool:
+    """Returns whether the tasks are probably on one node: whole nodes have more CPUs than they need, or
+    the partition, the usage or a test in the script says so.
+    """
+    script = subject.script
+    tasks, cpus = (whole_number(script.value(f"--{of}")) or 1 for of in ("ntasks", "cpus-per-task"))
+    fits = script.value("--exclusive") in ("", "exclusive") and tasks * cpus <= 32
+    names = (script.value("--partition") or "", script.value("--clusters") or "")
+    return fits or any(map(_FOR_ONE_NODE.fullmatch, names)) or bool(_TESTS_NODES.search(script.text))
+
+
 def _has_one_node(subject: Subject) -> bool:
     script = subject.script
     hosts = script.value("--nodelist") or ","
-    is_one_host = "," not in hosts and "[" not in hosts
+    is_one_host = re.fullmatch(r"[^,\[]+(?:\[\d+\])?", hosts) is not None
     # The partitions core and devcore of UPPMAX give cores of one node, and node gives whole nodes.
     of_uppmax = ("core", "devcore", "node")
     is_range = script.value("--nodes") == "1-1" or script.value("--partition") in of_uppmax
-    is_range |= script.value("--mincpus") == script.value("--ntasks")
     # Slurm only uses nodes on which so many tasks fit (tried with 22.05).
     tasks, per_node = (whole_number(script.value(f"--ntasks{part}")) for part in ("", "-per-node"))
+    of_task = whole_number(script.value("--cpus-per-task")) or 1
+    is_range |= (whole_number(script.value("--mincpus")) or 0) >= (tasks or 1) * of_task
+    is_range |= script.value("--overcommit") is not None  # which requests one CPU
     is_range |= bool(tasks and per_node and tasks <= per_node)
     is_range |= subject.total_gpus == 1  # each node of a job needs one of its GPUs (gres_ctld.c)
     return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None

@@ -146,7 +146,7 @@ class Command:
                     following = words[index + 1] if index + 1 < len(words) else ""
                     return "" if following.startswith("-") else following
                 if word.startswith(f"{name}=") or (
-                    len(name) == 2 and word.startswith(name) and word[2:].isdigit()
+                    len(name) == 2 and word.startswith(name) and (word[2:].isdigit() or word[2:3] == "$")
                 ):
                     return word[len(name) :].removeprefix("=")
         return None

@@ -141,9 +141,11 @@ def is_part_of_others(path: Path | None) -> bool:
     texts = (text for text in _programs_beside(path) if path.name in text)
     name = re.escape(path.name)
     lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
-    file = rf"(?:\S*/)?{name}(?=\s|$)"
-    uses = re.compile(rf"\s*(?:(?:bash|sh|source) {file}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
-    is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b[^|]*{name}", line) for line in lines)
+    file = rf"[\"']?(?:(?:\$\([^()]*\)|[^\s()])*/)?{name}(?=[\s\"';)]|$)"
+    starts = r"(?:(?:nohup|time|srun(?:\s+-\S+)*)\s+)?(?:bash|sh|source|\.)|sbatch\s.*--wrap.*sh"
+    adds = rf"(?:cat|sed|envsubst)\s(?:[^|#>]*\s)?{file}[^|#>]*>>|.*#!/.*\bcat\s+{file}"
+    uses = re.compile(rf"\s*(?:(?:{starts}) {file}|{adds}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
+    is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b(?!.*--wrap)[^|]*{name}", line) for line in lines)
     return not is_submitted and any(map(uses.match, lines))
 
 

@@ -27,7 +27,7 @@ _MAIL = frozenset(
 _SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU CHLD PIPE"
 _SIGNAL = re.compile(
     rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
-    r"(?:@[ ]*[+]?\d{1,5})?",
+    r"(?:@[ ]*(?:[+]?\d{1,5})?)?",
     re.IGNORECASE,
 )
 _GPU_BIND = re.compile(
@@ -114,7 +114,7 @@ def _is_array(text: str) -> bool:
     follows % if this is no number.
     """
     parts = [
-        re.fullmatch(r"\[?(\d{1,9})(?:-(\d{1,9})(?::[1-9]\d*)?)?\]?(?:%.*)?", part)
+        re.fullmatch(r"\[?[ ]*(\d{1,9})(?:-(\d{1,9})(?::[1-9]\d*)?)?\]?(?:%.*)?", part)
         for part in text.split(",")
         if part
     ]
@@ -129,7 +129,7 @@ def _is_gres(text: str) -> bool:
 
 
 def _is_gpus(text: str) -> bool:
-    return not text or all(_GPU_ITEM.fullmatch(item) for item in text.split(","))
+    return not text or all(_GPU_ITEM.fullmatch(item) for item in text.split(",") if item)
 
 
 def _is_signal(text: str) -> bool:
@@ -170,7 +170,7 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     "dependency": (
         _matches(
-            r"(?:singleton|(?:after(?:any|notok|ok|corr|burstbuffer)?|expand):[\d%<{*][^,?]*|\d+)(?:[,?].*)?"
+            r"(?:singleton|(?:after(?:any|notok|ok|corr|burstbuffer)?|expand):[\d%<{*][^,?]*|\d+)(?:[,?].*)?|"
         ),
         "a type and the IDs of jobs, such as afterok:123",
     ),

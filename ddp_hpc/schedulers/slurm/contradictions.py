@@ -89,7 +89,7 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     if "--gpus-per-node" in given and GPUS_IN_GRES.search(given.get("--gres", "")):
         what = "sbatch rejects --gres=gpu with --gpus-per-node"
         yield Contradiction(("--gres", "--gpus-per-node"), what, "keep --gpus-per-node", GPUS_TWICE_SINCE)
-    if "--mem-per-gpu" in given and not any(flag in given for flag in _GPUS):
+    if "--mem-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
         what = "sbatch rejects --mem-per-gpu without GPUs"
         yield Contradiction(("--mem-per-gpu",), what, "request GPUs")
     if "--cpus-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
