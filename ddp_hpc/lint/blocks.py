@@ -54,6 +54,18 @@ def if_without_then(commands: Iterable[Command]) -> int:
     return 0
 
 
+def is_in_background(lines: Sequence[str], line: int) -> bool:
+    """Returns whether the block around a line, or a function with it, seems to run in the background."""
+    if any(re.match(r"[^#]*\)[^#&]*&\s*$", text) for text in lines[line - 1 : line]):
+        return True
+    if any(re.match(r"\s*(?:\)|\}|done|fi)(?:\s[^#]*)?(?<!&)&\s*(?:#.*)?$", text) for text in lines[line:]):
+        return True
+    functions = (re.match(r"\s*(?:function\s+)?([\w-]+)\s*\(\)", text) for text in lines[:line])
+    names = "|".join(re.escape(found[1]) for found in functions if found)
+    starts_function = re.compile(rf"\s*(?:{names})(?:\s[^#&]*)?&\s*(?:#.*)?$")
+    return bool(names) and lines[line - 1][:1].isspace() and any(map(starts_function.match, lines[line:]))
+
+
 def _keywords(command: Command) -> Iterator[str]:
     words = command.words[2:] if command.words[0] == "function" else command.words
     return takewhile(_KEYWORDS.__contains__, words)

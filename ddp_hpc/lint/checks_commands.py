@@ -232,7 +232,12 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{match[0]} does not point to your files"
             )
             # The script may know its directory in jobs, or Python may look in the current one, too.
-            is_unsure = variable in script.text or "PYTHONPATH" in line or asks
+            is_unsure = variable in script.text or "PYTHONPATH" in line or bool(asks)
+            # It may fall back to another directory.
+            names = {name for n, name, _ in script.assignments if n == number}
+            later = [(name, value) for n, name, value in script.assignments if n > number and name in names]
+            falls_back = any(name not in _VARIABLE.findall(value) for name, value in later)
+            is_unsure = is_unsure or falls_back or "slurm_script" in script.text
             yield Problem(number, what, f"use ${variable}", "note" if is_unsure else None)
 
 
@@ -307,7 +312,10 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                     d.flag == flag and (value or following or d.value) == d.value
                     for d in subject.script.read()
                 )
-                yield Problem(start.command.line, what, remedy, "note" if is_requested else None)
+                # The program may have an option of this name, too, or submit jobs.
+                before = {w.partition("=")[0] for w in (*start.command.own_words, *words[: after - 1])}
+                is_own = flag in before or re.search(r"submit|slurm|sweep|launcher", words[after - 1])
+                yield Problem(start.command.line, what, remedy, "note" if is_requested or is_own else None)
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):

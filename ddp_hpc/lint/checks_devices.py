@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
+from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Subject, check
 from ddp_hpc.lint.checks_job_steps import is_in_loop
 from ddp_hpc.lint.launch_commands import Start, requests_gpus, single_quoted, starts
@@ -59,26 +61,38 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         users = [start.command for start in starts(subject) if start.is_launched or _is_program(start)]
         if users and all(f"{name}=" in user.text and user.line != line for user in users):
             continue  # each program gets another value
-        devices = {int(number) for number in value.split(",")}
+        devices, remedy = {int(one) for one in value.split(",")}, "remove it, as the scheduler sets it"
         if is_ignored and max(devices) >= len(devices):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
-        ranks, first = max(((_ranks_of(s), s.command.line) for s in others), default=(0, 0))
+        # A command may have an assignment of its own before it.
+        own = [
+            s for s in others if s.command.line == line and s.program != "export" and name in s.command.text
+        ]
+        ranks, first = max(((_ranks_of(s), s.command.line) for s in own or others), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
         if ranks > len(devices) and is_for_this:
             what = (
                 f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
                 f"the {ranks} ranks of a node that line {first} starts"
             )
-            yield Problem(line, what, "remove it, as the scheduler sets it", "error")
+            yield Problem(line, what, remedy, "note" if _may_be_undone(subject, line, first) else "error")
         elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
             yield Problem(
                 line,
                 f"CUDA_VISIBLE_DEVICES={value}, but the job gets {counted(gpus, 'GPU')} of a node",
-                "remove it, as the scheduler sets it",
+                remedy,
                 # CUDA ignores the first number that does not exist, and those after it.
                 "note" if value.startswith(",".join(map(str, range(gpus)))) else None,
             )
+
+
+def _may_be_undone(subject: Subject, line: int, first: int) -> bool:
+    """Returns whether the variable is unset before line `first`, or set in a block around fewer commands."""
+    commands = subject.script.commands
+    depths = {command.line: depth for command, depth in with_depth(commands)}
+    is_unset = any(c.name == "unset" and "VISIBLE" in c.text and line < c.line < first for c in commands)
+    return is_unset or depths.get(line, 0) > depths.get(first, 0)
 
 
 def _is_program(start: Start) -> bool:
@@ -93,7 +107,9 @@ def _ranks_of(start: Start) -> int:
         return whole_number(start.given("--nproc-per-node")) or 0
     options = start.options_of("accelerate", "deepspeed")
     if options:
-        return whole_number(options.get("--num-processes", options.get("--num-gpus"))) or 0
+        # accelerate has the number of all machines together.
+        machines = whole_number(start.subject.value_of(options.get("--num-machines", "1"))) or sys.maxsize
+        return (whole_number(options.get("--num-processes", options.get("--num-gpus"))) or 0) // machines
     is_rank = start.is_launched and start.program == "python" and not start.launcher_hides_options
     return (start.ranks_per_node or 0) if is_rank else 0
 

@@ -10,7 +10,7 @@ from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.checks_program_limits import IS_LIGHT
 from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.schedulers.script_options import whole_number
 
 # With one of these options, a job step takes only a part of the CPUs of the job, or shares them.
@@ -22,6 +22,7 @@ _NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # A registry, whose name has a dot, before an image that is no file.
+_ASKS_FOR_SIZE = re.compile(r"(?m)^[ \t]*(?:if|elif|case)\b.*SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 _REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
 _KEPT = re.compile(
@@ -171,11 +172,17 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE or SLURM_GPUS_ON_NODE")
 
 
+def _of_array(script: Script) -> set[str]:
+    """Returns the names of the variables that contain the index of a task of an array, or depend on it."""
+    names = {"SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID"}
+    for _, name, value in script.assignments:
+        names |= {name} if names & {*_NAME.findall(value)} else set()
+    return names
+
+
 def _same_file(subject: Subject) -> Iterator[Problem]:
     """Yields a command that reads the index of an array, and writes to the same file for all of its tasks."""
-    names = {"SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID"}
-    for _, name, value in subject.script.assignments:
-        names |= {name} if names & {*_NAME.findall(value)} else set()
+    names = _of_array(subject.script)
     for command in subject.script.commands:
         file = None if _NO_RESULTS.fullmatch(command.name) else _FIXED.search(command.text)
         if file and names & {*_NAME.findall(command.text)}:
@@ -234,8 +241,10 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append" or not array
             # Then little is written to the log.
-            is_redirected = d.flag == "--output" and re.search(
-                r">\s*[\"']?[^\s;|&]*SLURM_ARRAY_TASK_ID", script.text
+            own = rf"\s*[\"']?[^\s;|&]*\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
+            own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
+            is_redirected = re.search(
+                own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}", script.text
             )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"
@@ -258,12 +267,14 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
         given = step.option("--export") or script.value("--export") or ""
         has_path = re.search(r"\b(?:ALL|NONE|NIL|PATH)\b|^\$", given, re.IGNORECASE)
         # The module slurm_setup of LRZ unsets it.
-        if re.search("SLURM_EXPORT_ENV|slurm_setup", script.text):
+        if re.search("S(?:LURM|RUN)_EXPORT_ENV|slurm_setup", script.text):
             continue
         if "=" in given and not has_path:
             what = f"srun of line {step.line} passes on only {plain(given)}, and no variables such as PATH"
             # The image of a container has a PATH of its own.
-            has_image = re.search("container|shifter|singularity|apptainer", script.text)
+            has_image = re.search(
+                "container|shifter|singularity|apptainer|podman|docker|ch-run|sarus|enroot", script.text
+            )
             yield Problem(line, what, f"use --export=ALL,{plain(given)}", "note" if has_image else None)
         sets = [c for c in script.commands if c.line < step.line and _SETS_VARIABLES.fullmatch(c.name)]
         if given.upper() in ("NONE", "NIL") and step.option("--export") is None and sets:
@@ -297,7 +308,12 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             continue
         if nodes and subject.num_nodes and nodes > subject.num_nodes and not subject.asked_nodes:
             what = f"the job step has {nodes} nodes, and the job has {subject.num_nodes}"
-            yield Problem(command.line, what, f"request --nodes={nodes}", "error")
+            is_other_case = script.lines[command.line - 1][:1].isspace() and _ASKS_FOR_SIZE.search(
+                script.text
+            )
+            yield Problem(
+                command.line, what, f"request --nodes={nodes}", "note" if is_other_case else "error"
+            )
         elif tasks and step and step * of_each > tasks * cpus and not is_whole:
             what = f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}"
             remedy = f"request --ntasks={step}" if step > tasks else "request more CPUs per task"
@@ -345,9 +361,14 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     given = script.value("--array")
     found = re.fullmatch(r"(?:\d+-)?(\d{1,9})(?:%\d+)?", given or "")
     last = int(found[1]) if found else -1
+    # The script may count from 0 itself, and zsh counts from 1.
+    other_index = r"SLURM_ARRAY_TASK_ID\s*(?:--|-=)|--SLURM_ARRAY_TASK_ID"
+    if "zsh" in script.shebang or script.sets("SLURM_ARRAY_TASK_ID") or re.search(other_index, script.text):
+        found = None
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):
-            values = re.findall(rf"(?m)^[ \t]*(?:declare -a )?{name}=\(([^()$`*?{{]*)\)", script.text)
+            # Elements with explicit numbers, such as [1]=a, are not counted.
+            values = re.findall(rf"(?m)^[ \t]*(?:declare -a )?{name}=\(([^()$`*?{{[]*)\)", script.text)
             other_values = (
                 rf"(?<![\w$]){name}(?:\+=|\[\d+\]=)",
                 rf"\b(?:mapfile|readarray|read)\b.*\b{name}\b",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
@@ -27,8 +25,13 @@ from ddp_hpc.lint.launch_commands import (
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
-_PATH = re.compile(r"(?:~|\$\{?\w+\}?)?/")
-_CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
+_CORES_OF_NODE = re.compile(r"(?:\$\(|`)\s*nproc(?:\s+--\S+)?\s*[)`]|\$\{?SLURM_CPUS_ON_NODE\}?")
+# With these, Open MPI starts more ranks than the job has tasks.
+_OTHER_SLOTS = re.compile(
+    r"MCA_\w*(?:rmaps|ras|hwloc)|\bunset\s.*SLURM|\benv\s.*-u SLURM|"
+    r"mca (?:ras|plm) (?:\^slurm|isolated|simulator)"
+)
+_NO_TRAINING = re.compile(r"(?i)(?:infer|generat|embed|extract|predict|eval|preprocess|tokeniz)\w*\.py$")
 _WORKERS = re.compile(
     r"--(?:[\w.]{1,40}\.)?(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?"
     r"(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
@@ -41,9 +44,6 @@ _GPU_OPTIONS = {"--gpus", "--num-gpus", "--ngpus", "--devices", "--n-gpus"}
 _OF_NODES = re.compile(
     r"(?:torchrun|distributed\.\w+|accelerate)\s[^#]*--n(?:nodes|um[-_]machines)[= ]([$\w{}]+)"
 )
-# The signals that a scheduler sends before a job ends.
-_SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
-_SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
 # Options with which these launchers start the ranks of one node.
 _OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
 # Arguments of fairseq without those with which it connects the tasks of Slurm.
@@ -88,8 +88,16 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
             )
 
 
+def _is_agent_of_task(start: Start) -> bool:
+    """Returns whether each task is a node of torchrun with one rank, as for one task per GPU."""
+    nodes = whole_number(start.given("--nnodes"))
+    return start.given("--nproc-per-node") == "1" and nodes is not None and nodes == start.num_ranks
+
+
 def _starts_ranks_of_node(start: Start) -> bool:
     """Returns whether a program is torchrun, accelerate or deepspeed, and starts several ranks."""
+    if start.is_torchrun and _is_agent_of_task(start):
+        return False
     if start.is_torchrun:
         # The tasks of srun may be independent trainings of one rank, each with its own port.
         return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
@@ -117,6 +125,8 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
                     start.command.line,
                     f"{start.command.name} starts torchrun on {nodes} nodes, but each node trains on its own",
                     f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
+                    # Each node may work on its own part of the data.
+                    "note" if any(map(_NO_TRAINING.search, start.words)) else None,
                 )
         elif not (start.is_launched or whole_number(given) in (None, 1) or _is_remote(subject, start)):
             what = (
@@ -149,7 +159,13 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
         yield Problem(start.command.line, what, remedy)
     backend, is_open = start.given("--rdzv-backend"), start.hides_options or start.launcher_hides_options
-    if start.is_launched and number and nodes > 1 and number not in (1, nodes) and not is_open:
+    if (
+        start.is_launched
+        and number
+        and nodes > 1
+        and number not in (1, nodes)
+        and not (is_open or _is_agent_of_task(start))
+    ):
         what = f"{start.command.name} starts torchrun on {nodes} nodes, and it waits for {number}"
         yield Problem(start.command.line, what, f"use --nnodes={nodes}")
     has_endpoint = start.given("--rdzv-endpoint") is not None or "PET_" in start.subject.script.text
@@ -212,14 +228,15 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
                 start.command.line,
                 what,
                 f"start {counted(own, 'rank')} per node, or request {ranks} GPUs",
-                None if start.is_torchrun else "note" if of_site else "warning",
+                None if start.is_torchrun else "note" if of_site or "cuda-mps" in text else "warning",
             )
 
 
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     nodes, tasks = subject.num_nodes or 0, whole_number(subject.script.value("--ntasks"))
-    for command in map(_without_program, subject.script.launches("mpiexec", "mpirun")):
+    may_oversubscribe = _OTHER_SLOTS.search(subject.script.text)
+    for command in subject.script.launches("mpiexec", "mpirun"):
         total = whole_number(subject.value_of(command.option("-n", "-np", "--np", "--n") or ""))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         if ppr := re.search(r"\sppr:(\d{1,4}):node", command.text):
@@ -227,12 +244,14 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         per_node = own or subject.ranks_per_node
         # One rank is a serial program. With both options, a smaller total may use only some of the nodes, and
         # fewer ranks on all nodes may have more memory or threads each.
-        is_part = bool(re.search("oversubscribe|map-by(?!.ppr:)", command.text)) or total == 1
+        is_part = may_oversubscribe or re.search("oversubscribe|map-by(?!.ppr:)", command.text) or total == 1
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
         mpi, has_cpus = mpi_of(subject), total is not None and 1 < total <= (cpus or 1)
-        is_one_slot = has_cpus and not per_node and _has_one_slot(subject, command)
+        # Hydra starts a rank for each CPU of a task, too.
+        is_part = is_part or (mpi not in ("Open MPI", "") and total == nodes * (per_node or 0) * (cpus or 0))
+        is_one_slot = has_cpus and not (per_node or may_oversubscribe) and _has_one_slot(subject, command)
         if is_one_slot and mpi not in ("Open MPI", ""):
             continue  # other MPIs start as many ranks as they are told
         if is_one_slot:
@@ -254,14 +273,6 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, remedy, "note" if total < nodes * per_node else None)
 
 
-def _without_program(command: Command) -> Command:
-    """Returns a launcher without the options of a program that is named by its path."""
-    for index, (before, word) in enumerate(pairwise(command.argv), start=1):
-        if not command.launched and _PATH.match(word) and not before.startswith("-"):
-            return replace(command, words=command.argv[:index])
-    return command
-
-
 def _has_one_slot(subject: Subject, command: Command) -> bool:
     if re.search(r"oversubscribe|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
         return False
@@ -273,7 +284,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
     launched = {command.name for command in subject.script.launches() if command.launched}
-    if not launched and subject.script.value("--exclusive") == "":
+    if not launched and (subject.script.value("--exclusive") == "" or subject.script.value("--mincpus")):
         return  # a program in the batch shell can use all CPUs of the node
     if cpus and tasks and not launched:
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
@@ -281,18 +292,22 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     of_rank = max(1, (cpus or 0) // max(map(_local_ranks, starts(subject)), default=1))
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
-        if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and "srun" in launched:
+        is_sure = name in subject.script.set_once  # not one of several cases
+        if (
+            name == "OMP_NUM_THREADS"
+            and _CORES_OF_NODE.fullmatch(value)
+            and per_node > 1
+            and "srun" in launched
+        ):
             what = f"OMP_NUM_THREADS={plain(value)} is all CPUs of the job on the node, for each of"
             what += f" {per_node} ranks"
-            yield Problem(line, what, f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}")
-        is_sure = name in subject.script.set_once  # not one of several cases
+            remedy = f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}"
+            yield Problem(line, what, remedy, None if is_sure else "note")
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus and is_sure:
             what = f"OMP_NUM_THREADS={threads}, but a process has {counted(of_rank, 'CPU')}"
             # The jobs or processes that a scheduler in Python starts have CPUs of their own.
             is_of_jobs = re.search("dask|parsl|submitit", subject.script.text)
-            # mpirun may give each rank the CPUs of several tasks.
-            per_rank = (re.search(r":pe=(\d{1,4})", c.text, re.IGNORECASE) for c in subject.script.launches())
-            has_more = any(match and int(match[1]) >= threads for match in per_rank)
+            has_more = any(_may_use_more(subject, c, threads, cpus) for c in subject.script.launches())
             yield Problem(
                 line,
                 what,
@@ -325,34 +340,21 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, remedy, "note")
 
 
+def _may_use_more(subject: Subject, command: Command, threads: int, cpus: int) -> bool:
+    """Returns whether a launcher gives each rank the CPUs of several tasks, or starts so few that it may."""
+    of_rank = re.search(r":pe=(\d{1,4})", command.text, re.IGNORECASE)
+    if of_rank and int(of_rank[1]) >= threads:
+        return True
+    if command.name == "srun":
+        return (whole_number(subject.value_of(command.option("-c", "--cpus-per-task") or "")) or 0) >= threads
+    ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
+    tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or 0
+    return bool(ranks) and (ranks or 0) * threads <= tasks * cpus
+
+
 def _local_ranks(start: Start) -> int:
     given = start.given("--nproc-per-node")
     return (start.subject.gpus_per_node if given in ("gpu", "auto") else whole_number(given)) or 1
-
-
-@check("RANK006", "warning", "a trap that runs only after the launcher has ended")
-def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
-    commands, is_for_shell = subject.script.commands, "B:" in (subject.script.value("--signal") or "")
-    # At the time limit, the launcher gets SIGTERM, too, so it ends, and the trap runs.
-    signals = _SIGNALS if is_for_shell else _SIGNALS - _SIGTERM
-    if subject.scheduler.name == "slurm" and not is_for_shell:
-        return  # nothing sends the other signals to the batch shell; SLURM008 and SLURM009 report this
-    traps = [c for c in commands if c.name == "trap" and signals & {w.upper() for w in c.words[2:]}]
-    # A trap that also covers EXIT is for cleaning up, so it may run late.
-    if not traps or traps[0].words[1:2] == ("",) or {"EXIT", "0"} & {*traps[0].words}:
-        return
-    # Only the last launch is checked: earlier ones are usually short.
-    last = list(subject.in_foreground("srun|mpiexec|mpirun|torchrun|python3?"))[-1:]
-    others = list(subject.in_foreground("snakemake|nextflow|matlab|rscript|julia"))[-1:]
-    for command in last + others:
-        starts_program = command.name in ("torchrun", "python", "python3") or (
-            command in others or (command.launched and command.launched[1:2] != ("-c",))
-        )
-        is_read = subject.script.lines[command.line - 2].rstrip().endswith("<(")  # its output is
-        if command.line > traps[0].line and starts_program and not is_read:
-            what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"
-            remedy = "start it in the background and wait for it: ... & wait $!"
-            yield Problem(command.line, what, remedy, "note" if command in others else None)
 
 
 @check("RANK014", "note", "one rank on a node with several GPUs")

@@ -16,6 +16,10 @@ _MODULES = {
     "Intel MPI": r"(?:impi|intel-?mpi|intel-oneapi-mpi)\b\S*",
     "MPICH": r"(?:mpich|mvapich2?)\b\S*",
 }
+# After one of these, mpirun may be that of another MPI.
+_OTHER_MPI = re.compile(
+    r"(?:source|\.)\s.*(?:oneapi|setvars|mpivars)|(?:module|ml)\s+(?:purge|re\w+)\s*$|(?:export\s+)?PATH=\S*mpi"
+)
 # Options that the mpirun or mpiexec of an MPI does not have, and what to write instead.
 _OF_HYDRA = {
     r"--?genv(?:all|none|list)?|-env(?:all|none|list)?": "-x NAME, or -x NAME=VALUE",
@@ -62,6 +66,9 @@ def mpi_of(subject: Subject) -> str:
         if _LOADS.match(c.text)
         for word in re.split(r"[/\s]", c.text)
     ]
+    first = next((c.line for c in subject.script.commands if _LOADS.match(c.text)), 0)
+    if any(c.line > first and _OTHER_MPI.match(c.text) for c in subject.script.commands if first):
+        return ""
     found = {title for title, names in _MODULES.items() for word in words if re.fullmatch(names, word)}
     return found.pop() if len(found) == 1 else ""
 
@@ -71,7 +78,7 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
     yield from _type_of_mpi(subject)
     title = mpi_of(subject)
     for command in subject.script.commands if title else ():
-        if command.name not in _MPIRUN or "/" in command.argv[0]:
+        if command.name not in _MPIRUN or "/" in subject.value_of(command.argv[0]):
             continue
         for word in _own_options(command):
             for names, instead in _FOREIGN[title].items():
@@ -107,25 +114,17 @@ def _type_of_mpi(subject: Subject) -> Iterator[Problem]:
 
 
 def _own_options(command: Command) -> list[str]:
-    """Returns the options before the program: the first word that follows two words without a dash."""
-    options: list[str] = []
-    bare = 0
-    for word in command.own_words:
-        bare = 0 if word.startswith("-") else bare + 1
-        if bare > 2 or word.startswith("./") or word == ":":
-            break
-        if word.startswith("-"):
-            options.append(word.partition("=")[0])
-    return options
+    return [word.partition("=")[0] for word in command.own_words if word.startswith("-")]
 
 
 @check("RANK029", "warning", "all threads of a rank on one core")
 def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
-    exported = [value for _, name, value in subject.script.exports if name == "OMP_NUM_THREADS"]
-    threads = whole_number(exported[-1] if exported else "") or 1
+    exports = [(line, value) for line, name, value in subject.script.exports if name == "OMP_NUM_THREADS"]
     # The supervisor adds --bind-to none.
     is_open_mpi = mpi_of(subject) == "Open MPI" and not subject.script.supervised
     for command in subject.script.launches("mpirun", "mpiexec") if is_open_mpi else ():
+        exported = next((value for line, value in reversed(exports) if line < command.line), "")
+        threads = whole_number(exported) or 1
         given = _CORES_OF_RANK.search(command.text)
         number = threads if threads > 1 or not given else int(given[1])
         ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
@@ -136,7 +135,7 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
             remedy = f"add --map-by slot:PE={number}, or --bind-to none"
             yield Problem(command.line, what, remedy, None if threads > 1 else "note")
         is_set = _BINDS.search(command.text) or re.search(r"_MCA_|(?<!PROC)_BIND", subject.script.text)
-        of_rank = whole_number(subject.value_of(exported[-1] if exported else "")) or 1
+        of_rank = whole_number(subject.value_of(exported)) or 1
         if (ranks or 0) > 2 and ranks == subject.num_nodes and of_rank > 8 and not is_set:
             what = f"Open MPI binds each rank to one socket or NUMA domain, which its {of_rank} threads share"
             yield Problem(command.line, what, "add --bind-to none, unless it has as many cores", "note")

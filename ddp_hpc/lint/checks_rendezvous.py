@@ -23,7 +23,12 @@ from ddp_hpc.schedulers.script_options import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
 _ON_LOOPBACK = re.compile(r"\s(?:-H|--?hosts?)[ =]\"?(?:localhost|127[.]0[.]0[.]1)(?::\d+)?(?=[\"\s]|$)")
-_PORT_OF_TASK = re.compile(r"(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)")
+_PORT_OF_TASK = re.compile(
+    r"(?<![A-Za-z])(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)"
+)
+_CONNECTS = re.compile(
+    r"MASTER_PORT|--(?:master|main[-_]process)[-_]port|--rdzv|--dist[-_]url|--init[-_]method"
+)
 _WRONG_ID = re.compile(
     r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)|"
     r"--(?:node|machine)[-_]rank[= ]\$\{?SLURM_LOCALID"
@@ -91,10 +96,13 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         return
     # Which variables a program reads is not known: DeepSpeed without RANK gets the address through MPI.
     has_deepspeed = "deepspeed" in subject.script.text.lower()
+    # Each step may connect the ranks of one node.
+    launched = [start for start in starts(subject) if start.is_launched]
+    is_local = bool(launched) and all(start.num_nodes == 1 for start in launched)
     found: list[tuple[int, str, Severity | None]] = [
-        (line, f"{name}={value}", "warning")
+        (line, f"{name}={value}", "note" if _has_other_value(subject.script, line, name) else "warning")
         for line, name, value in subject.script.assignments
-        if not has_deepspeed
+        if not (has_deepspeed or is_local)
         if (name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value))
         or (name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and value in ("lo", "=lo"))
     ]
@@ -103,7 +111,11 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         is_everywhere = start.is_launched and (start.num_nodes or 1) > 1 and start.given("--nnodes") != "1"
         if endpoint and is_everywhere and _LOOPBACK.fullmatch(subject.value_of(endpoint[1])):
             found.append((start.command.line, endpoint[0].strip(), None))
-        elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
+        elif (
+            start.program in ("horovodrun", "mpirun")
+            and _ON_LOOPBACK.search(start.command.text)
+            and start.num_nodes != 1
+        ):
             what = f"{start.program} -H localhost uses only the first of the {subject.num_nodes} nodes"
             remedy = "name all hosts with -H, or request one node"
             yield Problem(start.command.line, what, remedy, "warning")
@@ -111,6 +123,13 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         what = f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself"
         remedy = "use the first node, or the network between the nodes; ddp-hpc sets both itself"
         yield Problem(line, what, remedy, severity)
+
+
+def _has_other_value(script: Script, line: int, name: str) -> bool:
+    """Returns whether a loopback address is replaced later, or is that of one of several cases."""
+    is_case = script.lines[line - 1][:1].isspace()
+    others = {n for n, other, value in script.assignments if other == name and not _LOOPBACK.fullmatch(value)}
+    return any(is_case or number > line for number in others)
 
 
 @check("RANK010", "error", "a per-task variable that the batch shell expands")
@@ -201,13 +220,18 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
             continue
         of_a_task = _OF_A_TASK.fullmatch(value.rstrip("}"))
         is_rank = name in ("RANK", "LOCAL_RANK") and (of_a_task or whole_number(value) is not None)
+        between = [c for c in subject.script.commands if line < c.line < first.command.line]
+        is_unset = any(c.name == "unset" and name in c.words for c in between)
+        is_rank = is_rank and not (is_unset or re.search(rf"\b{name}=", single_quoted(first.command.text)))
         if is_rank or (name == "CUDA_VISIBLE_DEVICES" and of_a_task):
             what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
             remedy = "let each task set it from SLURM_PROCID or SLURM_LOCALID"
             yield Problem(line, what, remedy, severity if is_rank else "note")
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
-        if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total, of_gpus):
+        of_gpus = of_gpus or (total or 0) * (whole_number(subject.script.value("--gpus-per-task")) or 0)
+        sizes = {start.num_ranks for start in launched} | {None, of_gpus}
+        if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in sizes:
             what = f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks"
             yield Problem(line, what, "use export WORLD_SIZE=$SLURM_NTASKS", severity)
 
@@ -232,15 +256,20 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
         if not (start.is_launched and is_shell and several > 1) or start.launcher_hides_options:
             continue
         in_task = single_quoted(start.command.text)
-        if _PORT_OF_TASK.search(in_task):
+        is_own = start.inner.is_torchrun and not start.inner.hides_options  # each node may work on its own
+        is_own &= start.inner.given("--nnodes") in (None, "1") or "--standalone" in start.inner.options
+        if _PORT_OF_TASK.search(in_task) and _CONNECTS.search(in_task) and "--standalone" not in in_task:
             what = "each task chooses another port or rendezvous id, so the ranks cannot connect"
             yield Problem(start.command.line, what, "set it before srun, and export it")
         endpoint = _ENDPOINT.search(in_task)
+        if in_task.count("MASTER_ADDR=") > 1:
+            continue  # only one of the tasks may use its own host
         if _HOSTNAME.search(in_task) or (endpoint and _HOSTNAME.match(f"MASTER_ADDR={endpoint[1]}")):
             yield Problem(
                 start.command.line,
                 f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
                 'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "note" if is_own else None,
             )
 
 
@@ -260,7 +289,8 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             what = f"accelerate waits for {num_machines} machines, but only the first node starts it"
             yield Problem(start.command.line, what, "put srun --ntasks-per-node=1 in front of it", "note")
         is_static = options.get("--rdzv-backend", "static") == "static"
-        if start.is_launched and "--machine-rank" not in options and is_static:
+        of_each = "$" in options.get("--config-file", "")  # which may have the rank of the machine
+        if start.is_launched and "--machine-rank" not in options and is_static and not of_each:
             yield Problem(
                 start.command.line,
                 f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",

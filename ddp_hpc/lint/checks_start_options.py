@@ -112,7 +112,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:
         yield "sbatch -V only prints its version", "remove it, or use --export=ALL"
-    is_open = _HIDDEN.search(command.text) or flags & {"--help", "--version", "--usage"}
+    only_lists = any(d.flag == "--mpi" and d.value == "list" for d in given)
+    is_open = only_lists or _HIDDEN.search(command.text) or flags & {"--help", "--version", "--usage"}
     if of_srun and given and not rest and not is_open:
         yield "srun starts no program, as the command ends here", "write the program on the same line"
     if of_srun or "--wrap" in flags or not rest or re.match(r"[:$`]", rest[0]):
@@ -123,7 +124,11 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
     elif ":" in rest:
         yield "sbatch takes one script, and what follows it for arguments", "name one script, at the end"
     elif late:
-        yield f"{shown(late)} comes after {shown(rest[0])}, so it is its argument", "put it before the script"
+        what = f"{shown(late)} comes after {shown(rest[0])}, so it is its argument"
+        # After options that only the script may have, it may be meant for the script, too.
+        before = [word[2:].partition("=")[0] for word in rest[1 : rest.index(late)] if word[:2] == "--"]
+        is_meant = any(name not in CURRENT for name in before)
+        yield (what, "put it before the script", "note") if is_meant else (what, "put it before the script")
 
 
 _WITH_VALUE = re.compile(r"--?\w.*=|--standalone$")
@@ -152,7 +157,12 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
         flag, equals, value = word.replace("_", "-").partition("=")
         long = flag.lstrip("-")
         is_known = flag[1:2] == "-" and any(one == long or one.startswith(long) * is_whole for one in known)
-        if _VALUED.fullmatch(word) and (following[:1] == "-" or (not following and own is of_program)):
+        has_value = "<(" in start.command.text  # which is no word
+        if (
+            _VALUED.fullmatch(word)
+            and not has_value
+            and (following[:1] == "-" or (not following and own is of_program))
+        ):
             taken = following or (words[end] if end < len(words) else "nothing")
             yield f"{name} takes {shown(taken)} for the value of {word}", "write its value"
         elif _FLAGS.fullmatch(flag) and name != "mpirun":

@@ -68,6 +68,9 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
             remedy = f"request one node, or start a program for several nodes with {launcher}"
             is_note = is_python and (may_spread or _names_launcher(start))
+            # With a file of hosts in its configuration, accelerate reaches the others.
+            has_config = any(word.startswith("--config") for word in start.words)
+            is_note |= has_config and bool(re.search("hostfile|slots=", subject.script.text))
             yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return
     others = [
@@ -101,7 +104,8 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
             has_threads = re.search(
                 r"\somp\b|OMP_NUM_THREADS=(?!1\b)|\s-k\w* on .{0,40}\bt [2-9]", subject.script.text
             )
-            is_note = has_threads or _are_in_background(subject)
+            is_psmp = "psmp" in start.program and "OMP_NUM_THREADS" not in subject.script.text
+            is_note = has_threads or is_psmp or _are_in_background(subject)
             what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
             yield Problem(
                 start.command.line, what, "write srun, or mpirun, before it", "note" if is_note else None
@@ -127,7 +131,10 @@ def _prepares_ranks(subject: Subject) -> bool:
     """Returns whether the script loads MPI, sets a number of ranks, which a program may start itself, starts
     such a program, or has started ranks in a line that is a comment now.
     """
-    prepares = re.compile(r"(?i)(?:module|ml)\s.*mpi|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)")
+    prepares = re.compile(
+        r"(?i)(?:module|ml)\s.*(?:mpi|foss|intel/20|vasp|espresso|cp2k|lammps|gromacs|orca|ansys|fluent|abaqus|"
+        r"siesta|nwchem|gpaw|openfoam|\bwrf|amber|namd)|export\s+(?:\w+_COMMAND|VASP_PP_PATH|ESPRESSO_\w+)=|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)"
+    )
     sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
     if any(_WITH_OWN_RANKS.fullmatch(command.name) for command in subject.script.commands):
         return True

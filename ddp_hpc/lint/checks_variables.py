@@ -62,6 +62,10 @@ _IS_READ_ELSEWHERE = re.compile(
     r"|(?:^(?![ \t]*(?:source|\.) \S+/activate\b[^;&|\n]*$)|[;&|]|\bthen\b)[ \t]*(?:source|\.)\s"
     r"|^[ \t]*(?:\}|done|fi)\s*[|>]"
 )
+# A file of the user, which may export what the script has set before.
+_SOURCES = re.compile(
+    r"(?m)^[ \t]*(?:source|\.)\s+(?!.*(?:/(?:etc|init|opt)/|onda|activate|bashrc|profile|module|lmod|vars))"
+)
 _SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # An assignment that is a command of its own.
 _SET_BY_TASK = re.compile(r"(?:^|[;&\n])[ \t]*([A-Z_]+)=(?:\$\([^)]{,200}\)|[^\s;&]*)\s*(?=[;\n]|&&)")
@@ -314,7 +318,11 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
-    for line, value in found:
+    # The script may take the first name later.
+    is_cut = re.search(r"\$\{MASTER_ADDR(?:%|\[)|set -- \"?\$\{?MASTER_ADDR\b", subject.script.text) or any(
+        name == "MASTER_ADDR" and name in expanded(value) for _, name, value in subject.script.assignments
+    )
+    for line, value in found if not is_cut else ():
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
         what = "empty in a batch script" if "IPADDR" in value else what
         what = f"{plain(value)} is {what}, not a file or the name of a node of the job"
@@ -359,9 +367,8 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             what = f"{name} is set, but programs do not get it, as it is not exported"
-            yield Problem(
-                line, what, f"write export {name}=VALUE", "note" if name.startswith("MASTER_") else None
-            )
+            is_unsure = name.startswith("MASTER_") or _SOURCES.search("\n".join(script.lines[line:]))
+            yield Problem(line, what, f"write export {name}=VALUE", "note" if is_unsure else None)
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)
 
@@ -370,6 +377,10 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
     """Yields variables without export that tasks of a launcher read in the single quotes of `bash -c`."""
     script = subject.script
     values = {name: line for line, name, _ in script.assignments if line in alone}
+    reads_itself = {name for _, name, value in script.assignments if name in expanded(value)}
+    exports = [word for c in script.commands if c.name == "export" for word in c.words[1:]]
+    if any(word.startswith("$") for word in exports):
+        return  # the names are in a variable
     for start in starts(subject):
         if not start.is_launched or start.program not in ("bash", "sh") or "--export" in start.command.text:
             continue
@@ -386,9 +397,12 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
             before = next((w for w in start.command.words if w.startswith(f"{name}=")), None)
             if (
                 name in values
+                and name not in exports
                 and name not in subject.scheduler.reader.variables
                 and values[name] < start.command.line
                 and not (is_set or before or re.search(sets, script.text))
             ):
                 what = f"{name} is empty in the tasks of {start.command.name}, as it is not exported"
-                yield Problem(values[name], what, f"write export {name}=")
+                # It may be exported already: a new value keeps that.
+                is_known = _OF_LOGIN.fullmatch(name) or name in reads_itself
+                yield Problem(values[name], what, f"write export {name}=", "note" if is_known else None)

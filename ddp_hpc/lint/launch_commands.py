@@ -144,7 +144,8 @@ class Start:
     def num_nodes(self) -> int | None:
         """The number of nodes on which the launcher starts the program."""
         if not self.is_launched or self.command.name != "srun":
-            return self.subject.num_nodes
+            is_one = self.is_launched and self.command.option("-n", "-np", "--np") == "1"
+            return 1 if is_one else self.subject.num_nodes
         return step_nodes(self.subject, self.command)
 
     @property
@@ -191,6 +192,8 @@ def step_nodes(subject: Subject, command: Command) -> int | None:
     given = command.option("-N", "--nodes")
     if given is not None:
         return whole_number(subject.value_of(given))
+    if command.option("--het-group", "--pack-group") is not None:
+        return None
     hosts = command.option("-w", "--nodelist")
     if hosts is not None:
         return 1 if "," not in hosts and "[" not in hosts else None

@@ -73,6 +73,12 @@ _TAKE_PROGRAM = ("--prefix", "--task-prolog", "--task-epilog", "--prolog", "--ep
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v)\s+([\w.-]+)[)`]")
 _SUPERVISOR = "ddp_hpc.job"
 _NQSV = re.compile(r"^[ \t]*#PBS\b.*(?:elapstim_req|(?:cpu|gpu)num_job|--ven|--group)", re.MULTILINE)
+# Options of launchers with two values, and some without one.
+_TWO_VALUES = re.compile(r"--?(?:g?mca|g?env)")
+_NO_VALUE = re.compile(
+    r".*=.*|-[A-Za-z]\d+|-[luvKO]|--?(?:verbose|oversubscribe|overcommit|report-bindings|allow-run-as-root|label|"
+    r"prepend-rank|exact|exclusive|overlap|unbuffered|nolocal|tag-output|display-map|multi-prog)"
+)
 LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
 
 
@@ -135,6 +141,14 @@ class Command:
     @cached_property
     def own_words(self) -> tuple[str, ...]:
         """The launcher's options, without the command that it starts."""
+        values = 0  # that the option before may have
+        for index, word in enumerate(self.argv[1:] if not self.launched else (), start=1):
+            if word.startswith("-"):
+                values = 2 if _TWO_VALUES.fullmatch(word) else 1 - bool(_NO_VALUE.fullmatch(word))
+            elif values == 0 and (word[:1] not in "$`{<%" or "/" in word):
+                return self.argv[1:index]  # a variable may contain further options
+            else:
+                values = max(0, values - 1)
         return self.argv[1 : len(self.argv) - len(self.launched)]
 
     def option(self, *names: str) -> str | None:

@@ -35,6 +35,8 @@ _KNOWS_RANKS = (
 _CONNECTS_RANKS = (
     r"(?i)process_?group|init_?dist|accelerat|trainer|fabric|hvd|horovod|deepspeed|spawn|launch|(?<!co)mpi"
 )
+# Programs that search for parameters, of which each rank tries others.
+_SEARCHES = r"(?i)optuna|hyperopt|^suggest_|^nni$|^uuid4?$"
 _DIVIDES_DATA = r"(?i)sampler$|shard|partition|scatter_|replica|iterable|webdataset|^wds$|dali|ffcv|by_node"
 _OWN_DEVICE = r"(?i)local_?(?:rank|id)|set_device|device_count|visible_device|^cuda:$|accelerator|^gpu"
 _LOADS = re.compile(
@@ -108,7 +110,8 @@ class ProgramSource:
     @property
     def has_one_rank(self) -> bool:
         """Whether the program trains a model, and cannot know of other ranks."""
-        return self._trains and not self._has(_KNOWS_RANKS)
+        has_agent = self._has("^wandb$") and self._has("^agent$")
+        return self._trains and not (self._has(_KNOWS_RANKS) or self._has(_SEARCHES) or has_agent)
 
     @property
     def is_alone(self) -> bool:

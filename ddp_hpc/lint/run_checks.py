@@ -34,6 +34,7 @@ from ddp_hpc.lint import (
     checks_slurm,
     checks_start_options,
     checks_syntax,
+    checks_traps,
     checks_unused_nodes,
     checks_variables,
 )
@@ -68,6 +69,7 @@ _MODULES = (
     checks_slurm,
     checks_job_steps,
     checks_launch,
+    checks_traps,
     checks_unused_nodes,
     checks_launched_program,
     checks_rendezvous,
