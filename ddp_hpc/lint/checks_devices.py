@@ -27,26 +27,8 @@ _OF_GPU = re.compile(r"(?:\s--?(?:gpu|device|gpu[-_]id)[= ]\"?(?:cuda:)?|\bcuda:
 def _visible_devices(subject: Subject) -> Iterator[Problem]:
     yield from _beyond_last_device(subject)
     yield from _all_on_first(subject)
+    yield from _of_options(subject)
     gpus = subject.gpus_per_node
-    of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
-    for line, options in of_deepspeed:
-        given = options.get("--include", "").removeprefix("localhost:")
-        if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
-            has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
-            what = f"deepspeed uses GPUs {given}, but {has}"
-            yield Problem(line, what, "omit --include")
-    is_shared = gpus and subject.script.value("--exclusive") != ""
-    for start in starts(subject) if is_shared else ():
-        # Other programs may have other numbers, such as 0 for the CPU.
-        if start.program not in ("python", "torchrun", "accelerate"):
-            continue
-        for option in ("--gpu", "--gpus", "--gpu-id", "--gpu-ids", "--device", "--devices"):
-            value = (start.given(option) or "").removeprefix("cuda:")
-            is_list = "," in value or option.endswith(("id", "ids", "device"))
-            if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
-                has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
-                what = f"{option} selects GPU {value}, but {has}"
-                yield Problem(start.command.line, what, "number the GPUs from 0")
     # With this option, deepspeed ignores the variable.
     others = [start for start in starts(subject) if "--num-gpus" not in start.options_of("deepspeed")]
     is_ignored = len(others) < len(starts(subject))
@@ -85,6 +67,30 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
                 # CUDA ignores the first number that does not exist, and those after it.
                 "note" if value.startswith(",".join(map(str, range(gpus)))) else None,
             )
+
+
+def _of_options(subject: Subject) -> Iterator[Problem]:
+    """Yields options that select GPUs which the job does not have."""
+    gpus = subject.gpus_per_node
+    of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
+    for line, options in of_deepspeed:
+        given = options.get("--include", "").removeprefix("localhost:")
+        if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
+            has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
+            what = f"deepspeed uses GPUs {given}, but {has}"
+            yield Problem(line, what, "omit --include")
+    is_shared = gpus and subject.script.value("--exclusive") != ""
+    for start in starts(subject) if is_shared else ():
+        # Other programs may have other numbers, such as 0 for the CPU.
+        if start.program not in ("python", "torchrun", "accelerate"):
+            continue
+        for option in ("--gpu", "--gpus", "--gpu-id", "--gpu-ids", "--device", "--devices"):
+            value = (start.given(option) or "").removeprefix("cuda:")
+            is_list = "," in value or option.endswith(("id", "ids", "device"))
+            if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
+                has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
+                what = f"{option} selects GPU {value}, but {has}"
+                yield Problem(start.command.line, what, "number the GPUs from 0")
 
 
 def _may_be_undone(subject: Subject, line: int, first: int) -> bool:

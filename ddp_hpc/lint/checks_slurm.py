@@ -200,12 +200,14 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
     for command in script.launches("srun"):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
+        if not (per_node and job and per_node < job):
+            continue
         if command.option("--jobid") is not None or _HARMLESS.search(command.text):
             continue  # a step of another job, or one that may be repeated
         # Without SLURM_NTASKS, or in a variable, the number of tasks may be given.
         if hides_launcher_options(command) or re.search(r"\bSLURM_NTASKS=|unset\s.*SLURM_N", script.text):
             continue
-        if per_node and job and per_node < job and command.option("-n", "--ntasks", "-N", "--nodes") is None:
+        if command.option("-n", "--ntasks", "-N", "--nodes") is None:
             what = (
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
                 "per node"
