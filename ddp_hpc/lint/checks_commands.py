@@ -10,8 +10,8 @@ from itertools import pairwise
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.blocks import CLOSES
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
-from ddp_hpc.lint.launch_commands import requests_gpus, starts
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.launch_commands import expanded_in_shell, requests_gpus, starts
+from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.request.program import program_of
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
@@ -60,6 +60,9 @@ _INTERACTIVE = re.compile(
 # What follows may be for a script that is started without a scheduler.
 _ASKS_FOR_JOB = re.compile(
     r"(?m)^[^#\n]*(?:\[|\btest) -z \"?\$\{?(?:PBS_JOB(?:ID|NAME)|SLURM_JOB_?ID)\b(?!.*\bexit\b)"
+)
+_ASKS_FOR_SHELL = re.compile(
+    r"(?m)^[^#\n]*(?:\[|\btest|\bcase)\s[^\n]{,80}\b(?:PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE)|SLURM_JOB_?ID|mom_priv)\b"
 )
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
@@ -225,7 +228,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         if (
             re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not script.is_quoted(number)
-            and (match := _OF_SCRIPT.search(line))
+            and (match := _OF_SCRIPT.search(expanded_in_shell(line)))
         ):
             what = (
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so "
@@ -233,12 +236,22 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
             )
             # The script may know its directory in jobs, or Python may look in the current one, too.
             is_unsure = variable in script.text or "PYTHONPATH" in line or bool(asks)
+            # Another branch may be for jobs.
+            is_unsure |= bool(_ASKS_FOR_SHELL.search(script.text if line[:1].isspace() else line))
+            default_of = re.search(r"\$\{(\w+):?[-=].{,200}?dirname", line)
+            is_unsure |= default_of is not None and _is_passed_on(script, default_of[1])
             # It may fall back to another directory.
             names = {name for n, name, _ in script.assignments if n == number}
             later = [(name, value) for n, name, value in script.assignments if n > number and name in names]
             falls_back = any(name not in _VARIABLE.findall(value) for name, value in later)
             is_unsure = is_unsure or falls_back or "slurm_script" in script.text
             yield Problem(number, what, f"use ${variable}", "note" if is_unsure else None)
+
+
+def _is_passed_on(script: Script, name: str) -> bool:
+    """Returns whether qsub or sbatch passes on this variable, also if only a comment says so."""
+    named = re.search(rf"(?m)^#.*\s(?:-v|--export)[ =]\S*\b{name}\b", script.text)
+    return bool(named) or script.value("-V") is not None
 
 
 @check("JOB028", "error", "a command that needs a terminal")

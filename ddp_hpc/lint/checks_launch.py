@@ -269,8 +269,10 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             )
             what += f"{nodes * per_node}"
             remedy = "compute the number of ranks in the script, as nodes x ranks per node"
-            # The program may need no more.
-            yield Problem(command.line, what, remedy, "note" if total < nodes * per_node else None)
+            # The program may need no more, or a file of hosts give more ranks to a node.
+            has_own_hosts = re.search(r"\s--?(?:f|machinefile|hostfile)[ =](?!\S*PBS_NODEFILE)", command.text)
+            is_unsure = total < nodes * per_node or has_own_hosts
+            yield Problem(command.line, what, remedy, "note" if is_unsure else None)
 
 
 def _has_one_slot(subject: Subject, command: Command) -> bool:

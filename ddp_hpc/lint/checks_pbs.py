@@ -59,7 +59,9 @@ _VALUES = {
 }
 # Dependencies (parse_depend_list of OpenPBS), or other attributes.
 _DEPENDENCY = r"(?:on:\d+|runone:\S+|(?:after|before)(?:ok|notok|any)?(?::\d[\w.\[\]@-]*(?<!\.))+)"
-_ATTRIBUTES = re.compile(rf"(?!depend=).*|depend={_DEPENDENCY}(?:,{_DEPENDENCY})*", re.DOTALL)
+_ATTRIBUTES = re.compile(
+    rf"(?!depend=).*|depend={_DEPENDENCY}(?:,{_DEPENDENCY})*(?:,(?!after|before)[a-z_]+=.*)?", re.DOTALL
+)
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -86,7 +88,9 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
     if _is_for_torque(subject):
         return
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
-        if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
+        outside = re.sub(r"\"[^\"]*\"|'[^']*'", "", text)  # a # in quotes belongs to the value
+        match = re.search(r"\s#.*", text) if re.search(r"\s#", outside) else None
+        if match and not has_placeholder(text):
             comment = f"the comment {shown(match[0].strip())} follows a directive"
             yield Problem(
                 line,
@@ -228,12 +232,17 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
 def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
     if (subject.ranks_per_node or 1) < 2:
         return
-    for line, name, value in subject.script.assignments:
+    script = subject.script
+    for line, name, value in script.assignments:
         if (
-            re.search("NODEFILE", value)
+            re.search(r"\$\{?(?:PBS_)?NODEFILE\b", value)
             and re.search(r"\bwc\b", value)
             and not re.search(r"\bsort\b|\buniq\b|\bawk\b", value)
             and re.search("node|host", name, re.IGNORECASE)
+            and not re.search("size|len|lines|file|procs", name, re.IGNORECASE)
+            # One rank for each line, or a number that is divided by the lines of a node.
+            and not re.search(rf"\s-np?[ =]\"?\$\{{?{name}\b", script.text)
+            and not re.search(rf"(?:\blet |\bexpr |\(\(|\becho )[^\n]{{,200}}\b{name}\}}? *\/", script.text)
         ):
             what = (
                 f"{name} counts lines, but PBS_NODEFILE has {subject.ranks_per_node} lines per node "

@@ -66,7 +66,12 @@ def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
                 what = f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} "
                 what += f"has {counted(num_cpus, 'CPU')}"
                 remedy = f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node"
-                yield Problem(command.line, what, remedy)
+                place = next((v for _, name, v in subject.script.resources() if name == "place"), "")
+                number = re.match(r"(\d{1,4}):", chunk)
+                # All chunks may be on one node, or cores have two hardware threads.
+                may_fit = "pack" in place and number and int(number[1]) * num_cpus >= per_node
+                may_fit = may_fit or ("excl" in place and per_node == 2 * num_cpus)
+                yield Problem(command.line, what, remedy, "note" if may_fit else None)
                 break
 
 

@@ -47,7 +47,7 @@ flye hifiasm @ @ -t|--threads
     for name in names.split()
 }
 _USES_CPUS = re.compile(
-    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|params|flag"
+    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|param|flag"
 )
 # The same options and those for jobs, in a job step. srun does not bind its task to CPUs with the others.
 _OF_STEP = re.compile(
@@ -80,6 +80,7 @@ _ASKS = re.compile(
 def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
     cpus, gpus = _num_cpus(subject), subject.gpus_per_node
     total = subject.total_gpus or (gpus or 0) * (subject.num_nodes or 1)
+    of_part = 0 if _has_node_of_pbs(subject.script) else cpus
     for start in starts(subject) if not subject.placeholder_lines else ():
         line = start.command.line
         parts = [start.given(f"--{one}-parallel-size") for one in ("tensor", "pipeline")]
@@ -100,7 +101,7 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         if kokkos and gpus and gpus != int(kokkos[1]) and (subject.ranks_per_node or 1) > 1 and not own_gpu:
             what = f"Kokkos uses {counted(int(kokkos[1]), 'GPU')} of each node for all ranks, and the job has"
             yield Problem(line, f"{what} {gpus}", f"write g {gpus}", "note")
-        for option, threads in threads_of(start) if cpus else ():
+        for option, threads in threads_of(start) if of_part else ():
             if threads > cpus:
                 what = f"with {plain(option)}, the program uses {threads} threads, and the job has"
                 # A core may have two hardware threads.
@@ -139,8 +140,10 @@ def _memory(subject: Subject) -> Iterator[Problem]:
             found += [("samtools sort", _bytes(of_each[1], 1) * (number or 0))] if of_each else []
         for option, size in [one for one in found if one[1] >= has][:1]:
             what = f"{option} may use {size / 2**30:.3g} GiB, and the job has {has / 2**30:.3g} GiB"
-            # Many programs never use all that they are allowed.
-            severity: Severity | None = "note" if size == has else None
+            # Many programs never use all that they are allowed, and chunks on one node share their memory.
+            is_shared = subject.uses_chunks and "scatter" not in subject.script.text
+            may_fit = size == has or (is_shared and size <= has * (subject.num_nodes or 1))
+            severity: Severity | None = "note" if may_fit else None
             yield Problem(line, what, "request more memory, or allow the program less", severity)
             return
 
@@ -246,6 +249,14 @@ def _cpus_of_chunk(script: ScriptOptions) -> int:
     found = re.fullmatch(rf"1:(?:.*:)?{form}=(\d{{1,4}})\b[^+]*", given.get(name, ""))
     times = sum(one == name for _, one, _ in script.resources())
     return int(found[1]) if found and times == 1 else 0
+
+
+def _has_node_of_pbs(script: ScriptOptions) -> bool:
+    """Returns whether a job of PBS or Torque has its node for itself, whose CPUs are not in the request."""
+    policies = [d.value.lower() for d in script.read() if "naccesspolicy" in d.value.lower()]
+    places = [value for _, name, value in script.resources() if name == "place"]
+    is_single = any("single" in value for value in policies) or any("excl" in value for value in places)
+    return is_single or any(d.flag == "-n" and not d.value for d in script.read())
 
 
 def _num_cpus(subject: Subject) -> int:

@@ -74,15 +74,19 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
     comment = _comment(subject, line)
     says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)
-    if subject.scheduler.reader.bare_walltime_unit_s < 60 and 0 < (whole_number(text) or 0) < 300:
+    in_seconds = subject.scheduler.reader.bare_walltime_unit_s < 60
+    if in_seconds and 0 < (whole_number(text) or 0) < 300:
         what = f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds"
         # A job can be a test of a few seconds.
         yield Problem(line, what, f"write {_WALLTIME_FORM}", None if text in _USUAL_HOURS else "note")
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
         (text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text)))
-        and not (int(text) < 3600 and _IN_WORDS.search(comment) and f"{text} h" not in comment)
+        and not (
+            (in_seconds or int(text) < 3600) and _IN_WORDS.search(comment) and f"{text} h" not in comment
+        )
     ):
-        what = f"{subject.scheduler.title} reads walltime {text} as {text} minutes"
+        unit = "seconds" if in_seconds else "minutes"
+        what = f"{subject.scheduler.title} reads walltime {text} as {text} {unit}"
         yield Problem(line, what, f"write {text}:00:00")
     elif subject.scheduler.reader.bare_walltime_unit_s == 60 and re.fullmatch(r"[1-9]\d{3,6}", text):
         if int(text) % 3600 == 0 and int(text) > _MOST_MINUTES:
@@ -132,7 +136,7 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         if re.fullmatch(r"(?i)\d{1,2}mb?|\d{1,5}kb?", value):
             what = f"{plain(name)}={plain(value)} is less than 100 megabytes"
             yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8gb", "note")
-        if number and (number < limit or unit == "bytes"):
+        if number and (number < limit or (unit == "bytes" and number < 10**8)):
             programs = (command.launched or command.argv for command in subject.script.commands)
             is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
             is_small = unit != "bytes" and limit == 256 and not is_large

@@ -37,9 +37,15 @@ _FOR_ONE_NODE = re.compile(r"(?:dev_)?single|shared|(?:RM|GPU)-shared|GPU-small|
 _TESTS_NODES = re.compile(
     r"\bsbatch\s[^\n]{0,200}\s(?:-N|--nodes)|\bSLURM_(?:NNODES|JOB_NUM_NODES)\b[^\n]{0,9}\s1\b"
 )
+# Scripts, and solvers with a launcher of their own.
+_MAY_START_RANKS = re.compile(
+    r"(?:\./)?(?:[Aa]ll)?[Rr]un\w*|\S+\.c?sh|(?:ba|c|tc|k)?sh|make|starccm\+|fluent|abaqus|ansys\w*|q-?chem|orca|molpro|matlab"
+)
+_NUMBER_OF_RANKS = re.compile(r"--?n[-_]?(?:p|procs?|tasks|ranks)\b")
 _MAX_CHARS = 1_000  # of a path
 _STARTS_RANKS = re.compile(
-    r"\b(?:srun|mpi(?:run|exec)|[acijop]\w{0,4}run|charmrun|parallel)\b|(?i:launch|mpi_?cmd)"
+    r"\b(?:srun|mpi(?:run|exec)(?:_\w+)?|[acijop]\w{0,4}run|charmrun|parallel|ccc_mprun|gerun|poe)\b|(?i:launch|mpi_?cmd)"
+    r"|^\$\{?\w*(?i:mpi|run|para|exec)\w*\}?\s+\S"
 )
 
 
@@ -67,7 +73,10 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
             launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
             remedy = f"request one node, or start a program for several nodes with {launcher}"
-            is_note = is_python and (may_spread or _names_launcher(start))
+            with_ranks = any(map(_NUMBER_OF_RANKS.match, start.words)) or any(
+                map(_may_start_ranks, starts(subject))
+            )
+            is_note = is_python and (may_spread or with_ranks or _names_launcher(start))
             # With a file of hosts in its configuration, accelerate reaches the others.
             has_config = any(word.startswith("--config") for word in start.words)
             is_note |= has_config and bool(re.search("hostfile|slots=", subject.script.text))
@@ -111,6 +120,12 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
                 start.command.line, what, "write srun, or mpirun, before it", "note" if is_note else None
             )
             return
+
+
+def _may_start_ranks(start: Start) -> bool:
+    """Returns whether a program that is not at hand may start ranks, or a variable may be a launcher."""
+    is_variable = re.fullmatch(r"\$\{?\w+\}?", start.words[0][:_MAX_CHARS]) and len(start.words) > 1
+    return bool(is_variable or _MAY_START_RANKS.fullmatch(start.words[0][:_MAX_CHARS]))
 
 
 def _names_launcher(start: Start) -> bool:

@@ -47,6 +47,9 @@ _MAY_SET = re.compile(
     r"(?m)^[ \t]*(?:source|\.|eval)\s|\b(?:readarray|mapfile|read\b[^\n]*\s-\w*a|declare|local|typeset)\b"
     r"|^[ \t]*set (?:-A\b|\w+ *= *\()"  # of ksh and csh
 )
+_SOURCES = re.compile(r"(?m)^[ \t]*(?:source|\.)\s(?!.*(?:activate|profile|bashrc))")
+_OF_METACENTRUM = re.compile("SCRATCHDIR|scratch_(?:local|ssd|shm|shared)|/storage/[a-z]+|metacentrum")
+_NEXT_TO_EACH_OTHER = re.compile(r"(?:\$\{?(?:PBS|SLURM|SGE|LSB|COBALT)_\w+\}?){2,}")
 _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*(?:[*/+-]\s*\w+\s*)?\)")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
@@ -92,6 +95,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     is_of_shell = not script.shebang or re.search(r"sh\b", script.shebang)
     if not (reader.variables and script.read() and is_of_shell) or _is_for_several(subject):
         return
+    severity: Severity | None
     for number, text in enumerate(script.lines, start=1):
         if match := _AS_COMMAND.match(text):
             what = f"$({match[1]}) runs a command of this name, which does not exist"
@@ -104,7 +108,6 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     del assigned[_MOST_PAIRS // (len(read) or 1) :]
     for name, line in ((name, line) for name, line in read.items() if name not in reader.variables):
         near = nearest.get(name, "")
-        severity: Severity | None
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
             of_login = _OF_LOGIN.fullmatch(name) and not OF_SCHEDULERS.match(name)
@@ -122,6 +125,9 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         elif _OF_OTHERS.fullmatch(name) or (
             name in unknown and any(name in other.reader.variables for other in MONITORED.values())
         ):
+            together = _NEXT_TO_EACH_OTHER.search(script.lines[line - 1])
+            if together and not reader.variables.isdisjoint(expanded(together[0])):
+                continue  # one of them is empty
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             severity = "note" if _may_be_harmless(subject, name, line) else None
             own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
@@ -136,7 +142,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     yield from _with_type(subject)
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and (script.value(option) or option in {of[1] for of in script.resources()}):
-            sets_all = "SCRATCHDIR" in script.text  # MetaCentrum
+            sets_all = _OF_METACENTRUM.search(script.text)
             what, severity = f"schedulers with {option} do not set {name}", "note" if sets_all else None
             yield Problem(read[name], what, f"use {instead}", severity)
     yield from _unset_numbers_of_ranks(subject, read)
@@ -184,7 +190,7 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
 
 def _in_other_letters(script: Script, read: Mapping[str, int]) -> Iterator[Problem]:
     """Yields variables whose names the script sets in other letters, such as $api_key for API_KEY."""
-    if re.search(r"(?m)^[ \t]*(?:source|\.)\s(?!.*(?:activate|profile|bashrc))|\bprintf -v\b", script.text):
+    if _SOURCES.search(script.text) or re.search(r"\bprintf -v\b", script.text):
         return  # they may set others
     assigned = {name.lower(): name for _, name, _ in script.assignments if not name.lower().endswith("proxy")}
     for name, line in read.items():
@@ -242,7 +248,7 @@ def _with_type(subject: Subject) -> Iterator[Problem]:
 
 def _unset_arrays(script: Script) -> Iterator[Problem]:
     """Yields the first use of each array that the script never sets. No array comes from the environment."""
-    if _MAY_SET.search(script.text):
+    if _MAY_SET.search(script.text) or "csh" in script.shebang:
         return
     reported = {"PIPESTATUS", "FUNCNAME", "DIRSTACK"}
     for command in script.commands:

@@ -36,8 +36,9 @@ _TRAINING = re.compile(r"(?:(?:pre|ddp|horovod|distributed)_?)?train\w*\.py")
 _CONNECTS = re.compile(r"lightning|Trainer\b|TrainingArguments|horovod|mmengine|colossalai")
 # Commands that may start processes on several nodes: launchers, and other ways to use the nodes of a job.
 _SPREADS = re.compile(
-    r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|prun|orterun|charmrun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|"
-    r"xargs|launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter|scoop)\b|"
+    r"\b(?:srun|(?:mpirun|mpiexec)(?:_\w+)?|aprun|jsrun|ibrun|prun|orterun|charmrun|poe|foamJob|lamboot|mpdboot|"
+    r"ccc_mprun|gerun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|xargs|"
+    r"launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter|scoop)\b|"
     r"(?<![a-z])(?:parsl|radical|balsam|fireworks|[rq]launch|libensemble|hyperqueue|executorlib|ipcluster|cylc|toil)(?![a-z])|"
     r"[Cc]luster\w*\.sh|-hostfile|SLURM_(?:JOB_)?NODELIST|PBS_NODEFILE|\bmpi\b"
 )
