@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.blocks import CLOSES
@@ -326,8 +326,10 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                     for d in subject.script.read()
                 )
                 # The program may have an option of this name, too, or submit jobs.
-                before = {w.partition("=")[0] for w in (*start.command.own_words, *words[: after - 1])}
-                is_own = flag in before or re.search(r"submit|slurm|sweep|launcher", words[after - 1])
+                before = takewhile(lambda one: not one.endswith(".py"), start.command.argv)
+                is_own = any(one.partition("=")[0] == flag for one in before) or re.search(
+                    r"submit|slurm|sweep|launcher", words[after - 1]
+                )
                 yield Problem(start.command.line, what, remedy, "note" if is_requested or is_own else None)
         is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
         module = _MODULE.search(" ".join(words)) if is_clear else None

@@ -48,9 +48,8 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         # A command may have an assignment of its own before it.
-        own = [
-            s for s in others if s.command.line == line and s.program != "export" and name in s.command.text
-        ]
+        of_line = [s for s in others if s.command.line == line and s.program != "export"]
+        own = [s for s in of_line if name in s.command.text]
         ranks, first = max(((_ranks_of(s), s.command.line) for s in own or others), default=(0, 0))
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
         if ranks > len(devices) and is_for_this:

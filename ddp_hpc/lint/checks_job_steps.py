@@ -244,7 +244,7 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own = rf"\s*[\"']?[^\s;|&]*\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             is_redirected = re.search(
-                own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}", script.text
+                own_errors if d.flag == "--error" else rf"(?<!\bcat )(?:>|\btee(?: -a)?\s){own}", script.text
             )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"

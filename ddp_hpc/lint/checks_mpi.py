@@ -66,8 +66,8 @@ def mpi_of(subject: Subject) -> str:
         if _LOADS.match(c.text)
         for word in re.split(r"[/\s]", c.text)
     ]
-    first = next((c.line for c in subject.script.commands if _LOADS.match(c.text)), 0)
-    if any(c.line > first and _OTHER_MPI.match(c.text) for c in subject.script.commands if first):
+    last = max((c.line for c in subject.script.commands if _LOADS.match(c.text)), default=0)
+    if any(c.line > last and _OTHER_MPI.match(c.text) for c in subject.script.commands if last):
         return ""
     found = {title for title, names in _MODULES.items() for word in words if re.fullmatch(names, word)}
     return found.pop() if len(found) == 1 else ""

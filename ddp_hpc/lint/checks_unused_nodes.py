@@ -147,7 +147,7 @@ def _prepares_ranks(subject: Subject) -> bool:
     such a program, or has started ranks in a line that is a comment now.
     """
     prepares = re.compile(
-        r"(?i)(?:module|ml)\s.*(?:mpi|foss|intel/20|vasp|espresso|cp2k|lammps|gromacs|orca|ansys|fluent|abaqus|"
+        r"(?i)(?:module|ml)\s.*(?:mpi|vasp|espresso|cp2k|lammps|gromacs|orca|ansys|fluent|abaqus|"
         r"siesta|nwchem|gpaw|openfoam|\bwrf|amber|namd)|export\s+(?:\w+_COMMAND|VASP_PP_PATH|ESPRESSO_\w+)=|export\s+(?=\w+=)\w*(?:mpi|nprocs|ranks|nnodes)"
     )
     sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
