@@ -56,10 +56,17 @@ def if_without_then(commands: Iterable[Command]) -> int:
 
 def is_in_background(lines: Sequence[str], line: int) -> bool:
     """Returns whether the block around a line, or a function with it, seems to run in the background."""
-    if any(re.match(r"[^#]*\)[^#&]*&\s*$", text) for text in lines[line - 1 : line]):
+    own = lines[line - 1].rstrip()
+    if own.endswith("&") and re.match(r"[^#]*\)[^#&]*&$", own):
         return True
-    if any(re.match(r"\s*(?:\)|\}|done|fi)(?:\s[^#]*)?(?<!&)&\s*(?:#.*)?$", text) for text in lines[line:]):
-        return True
+    depth = 0
+    for text in lines[line:]:
+        depth += bool(re.match(r"\s*(?:for|while|until|if|case|select|\{|\()(?:\s|$)", text))
+        if closes := re.match(r"\s*(?:\)|\}|done\b|fi\b|esac\b)([^#]*)", text):
+            depth -= 1
+            if depth < 0 and re.search(r"(?<!&)&\s*$", closes[1]):
+                return True
+            depth = max(depth, 0)
     functions = (re.match(r"\s*(?:function\s+)?([\w-]+)\s*\(\)", text) for text in lines[:line])
     names = "|".join(re.escape(found[1]) for found in functions if found)
     starts_function = re.compile(rf"\s*(?:{names})(?:\s[^#&]*)?&\s*(?:#.*)?$")

@@ -18,7 +18,9 @@ from ddp_hpc.schedulers.slurm.parse_directives import read_command
 
 _GLUED = re.compile(r"\s(--[a-z][a-z_-]*[a-z])(\"\$\{?\w+\}?\")(?=\s|$)")
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]+\\[ \t]+")
-_NO_ARGUMENT = re.compile(r"\s*(?:wait|exit|date|deactivate|echo|done|fi|export|module|source|cd)\b")
+_NO_ARGUMENT = re.compile(
+    r"\s*(?:wait|exit|date|deactivate|echo|done|fi|export|module|source|cd)(?=[\s;)]|$)"
+)
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
 _SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")

@@ -28,7 +28,8 @@ _HOOK = re.compile(
     r".*(?:(?i:conda|mamba|forge|open-ce|wml-?ce)|python|torch|tensorflow)|\bbash -\w*[li]",
     re.MULTILINE,
 )
-_LOADS_VARIABLE = re.compile(r"\b(?:module\s+load|ml)\s[^\n]*\$")
+# The name of a module, not only its version.
+_LOADS_VARIABLE = re.compile(r"\b(?:module\s+load|ml)\s(?:[^\n]*\s)?[\"']?\$\{?\w+")
 # What may keep a command from running in the job, for example outside of a job or on another computer.
 _ASKS_WHERE = re.compile(r"(?mi)^(?:el)?(?:if|case)\b.*(?:SLURM_JOB|PBS_JOB|hostname)")
 _OF_SHELL = re.compile(
@@ -89,7 +90,7 @@ def _has_hook(script: Script, in_command: str, before: str, depth: int, in_task:
     # A function runs where it is called, which may be after the hook.
     if depth and re.search(r"(?m)^[ \t]*(?:function\s+\w|[\w-]+\s*\(\))", script.text):
         before = "\n".join(command.text for command in script.commands)
-    in_variable = _LOADS_VARIABLE.search(before) and re.search(r"(?i)conda|mamba|forge|python", before)
+    in_variable = _LOADS_VARIABLE.search(before) and re.search(r"(?i)conda|mamba|forge|[=( ]python", before)
     return bool(_HOOK.search(before) or in_variable)
 
 

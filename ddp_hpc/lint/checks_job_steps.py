@@ -21,8 +21,10 @@ _SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--
 _NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
-# A registry, whose name has a dot, before an image that is no file.
+# Commands that write the settings of a task, not its results.
+_WRITE_SETTINGS = ("sed", "echo", "printf", "cat", "date", "envsubst")
 _ASKS_FOR_SIZE = re.compile(r"(?m)^[ \t]*(?:if|elif|case)\b.*SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
+# A registry, whose name has a dot, before an image that is no file.
 _REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
 _KEPT = re.compile(
@@ -241,10 +243,11 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
         if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             appends = script.value("--open-mode") == "append" or not array
             # Then little is written to the log.
-            own = rf"\s*[\"']?[^\s;|&]*\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
+            own = rf"\s*[\"']?[^\s;|&>]{{,300}}\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
-            is_redirected = re.search(
-                own_errors if d.flag == "--error" else rf"(?<!\bcat )(?:>|\btee(?: -a)?\s){own}", script.text
+            own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
+            is_redirected = any(
+                re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
             )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"
@@ -363,7 +366,11 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     last = int(found[1]) if found else -1
     # The script may count from 0 itself, and zsh counts from 1.
     other_index = r"SLURM_ARRAY_TASK_ID\s*(?:--|-=)|--SLURM_ARRAY_TASK_ID"
-    if "zsh" in script.shebang or script.sets("SLURM_ARRAY_TASK_ID") or re.search(other_index, script.text):
+    if (
+        "zsh" in script.shebang
+        or script.sets("SLURM_ARRAY_TASK_ID")
+        or re.search(other_index, "\n".join(command.text for command in script.commands))
+    ):
         found = None
     for command in script.commands if found else ():
         for name in re.findall(r"\$\{(\w+)\[\$?\{?SLURM_ARRAY_TASK_ID\}?\]\}", command.text):

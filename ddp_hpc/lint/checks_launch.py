@@ -28,10 +28,13 @@ from ddp_hpc.schedulers.script_options import whole_number
 _CORES_OF_NODE = re.compile(r"(?:\$\(|`)\s*nproc(?:\s+--\S+)?\s*[)`]|\$\{?SLURM_CPUS_ON_NODE\}?")
 # With these, Open MPI starts more ranks than the job has tasks.
 _OTHER_SLOTS = re.compile(
-    r"MCA_\w*(?:rmaps|ras|hwloc)|\bunset\s.*SLURM|\benv\s.*-u SLURM|"
+    r"MCA_\w*(?:rmaps_base_(?:oversubscribe|mapping)|ras|hwloc_base_use_hw)|\benv\s.*-u SLURM|"
+    r"\bunset\s.*(?:SLURM_(?:JOB_?ID|(?:JOB_)?NODELIST|N?TASKS)|\$\{!SLURM)|"
     r"mca (?:ras|plm) (?:\^slurm|isolated|simulator)"
 )
-_NO_TRAINING = re.compile(r"(?i)(?:infer|generat|embed|extract|predict|eval|preprocess|tokeniz)\w*\.py$")
+_NO_TRAINING = re.compile(
+    r"(?i)(?:^|/)(?!\w*(?:train|tun))\w*(?:infer|generat|embed|extract|predict|eval|preprocess|tokeniz)\w*\.py$"
+)
 _WORKERS = re.compile(
     r"--(?:[\w.]{1,40}\.)?(?:dataloader[-_])?(?:num[-_]|n(?:[-_](?=jobs))?)?"
     r"(?:workers|threads|cpus|cores|jobs)[= ](\d{1,3})\b"
@@ -91,7 +94,13 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
 def _is_agent_of_task(start: Start) -> bool:
     """Returns whether each task is a node of torchrun with one rank, as for one task per GPU."""
     nodes = whole_number(start.given("--nnodes"))
-    return start.given("--nproc-per-node") == "1" and nodes is not None and nodes == start.num_ranks
+    is_numbered = "NODEID" not in (start.options.get("--node-rank") or "")
+    return (
+        start.given("--nproc-per-node") == "1"
+        and nodes is not None
+        and nodes == start.num_ranks
+        and is_numbered
+    )
 
 
 def _starts_ranks_of_node(start: Start) -> bool:
@@ -270,7 +279,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             what += f"{nodes * per_node}"
             remedy = "compute the number of ranks in the script, as nodes x ranks per node"
             # The program may need no more, or a file of hosts give more ranks to a node.
-            has_own_hosts = re.search(r"\s--?(?:f|machinefile|hostfile)[ =](?!\S*PBS_NODEFILE)", command.text)
+            has_own_hosts = re.search(
+                r"\s--?(?:f|machinefile|hostfile)[ =](?!\S*PBS_NODEFILE)", " ".join(command.own_words)
+            )
             is_unsure = total < nodes * per_node or has_own_hosts
             yield Problem(command.line, what, remedy, "note" if is_unsure else None)
 

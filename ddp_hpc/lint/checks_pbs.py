@@ -241,7 +241,7 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
             and re.search("node|host", name, re.IGNORECASE)
             and not re.search("size|len|lines|file|procs", name, re.IGNORECASE)
             # One rank for each line, or a number that is divided by the lines of a node.
-            and not re.search(rf"\s-np?[ =]\"?\$\{{?{name}\b", script.text)
+            and not re.search(rf"\s-np?[ =]\"?\$\{{?{name}\b(?!.*-(?:ppn|N|npernode)\b)", script.text)
             and not re.search(rf"(?:\blet |\bexpr |\(\(|\becho )[^\n]{{,200}}\b{name}\}}? *\/", script.text)
         ):
             what = (

@@ -30,7 +30,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             severity: Severity | None = "warning" if may_be_accepted else None
             is_filled_in = is_named_twice(d.value) or "envsubst" in subject.script.text
-            severity = subject.of_placeholder if is_filled_in else severity
+            severity = (subject.of_placeholder if is_filled_in else None) or severity
             yield Problem(d.line, what, _instead_of_variable(d), severity)
 
 

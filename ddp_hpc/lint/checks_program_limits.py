@@ -24,9 +24,7 @@ _MOST_THREADS = {"fastp": 16}  # it uses no more, and says so
 # Programs whose numbers are those of other jobs or other machines.
 _ELSEWHERE = re.compile("snakemake|nextflow|sbatch|qsub|ray|dask|ssh|docker|podman|echo|printf")
 # Threads that wait for the network, and CPUs of other jobs.
-_OF_OTHER_CPUS = re.compile(
-    r"(?i:download|submit|launch|transfer)\w*\.(?:py|sh|R|pl)\b|\s--(?:partition|walltime|queue)\b"
-)
+_OF_OTHER_CPUS = re.compile(r"(?i:download|submit)\w*\.(?:py|sh|R|pl)\b|\s--(?:partition|walltime|queue)\b")
 # Programs with one thread by default, what must follow them, and their options for the number of threads.
 ONE_THREAD = {
     name: (verb, options)
@@ -47,7 +45,8 @@ flye hifiasm @ @ -t|--threads
     for name in names.split()
 }
 _USES_CPUS = re.compile(
-    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|mpi|\bopt|_args|param|flag"
+    r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|"
+    r"mpi|\bopt|_args|params?\b|parametersF|flag"
 )
 # The same options and those for jobs, in a job step. srun does not bind its task to CPUs with the others.
 _OF_STEP = re.compile(

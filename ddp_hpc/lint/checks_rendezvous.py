@@ -27,7 +27,7 @@ _PORT_OF_TASK = re.compile(
     r"(?<![A-Za-z])(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)"
 )
 _CONNECTS = re.compile(
-    r"MASTER_PORT|--(?:master|main[-_]process)[-_]port|--rdzv|--dist[-_]url|--init[-_]method"
+    r"MASTER_PORT|--(?:master|main[-_]process|dist|ddp|tcp|nccl)[-_]port|--rdzv|--dist[-_]url|--init[-_]method"
 )
 _WRONG_ID = re.compile(
     r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)|"
@@ -99,6 +99,7 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
     # Each step may connect the ranks of one node.
     launched = [start for start in starts(subject) if start.is_launched]
     is_local = bool(launched) and all(start.num_nodes == 1 for start in launched)
+    is_local &= all(start.given("--nnodes") in (None, "1") for start in starts(subject))
     found: list[tuple[int, str, Severity | None]] = [
         (line, f"{name}={value}", "note" if _has_other_value(subject.script, line, name) else "warning")
         for line, name, value in subject.script.assignments
@@ -262,7 +263,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
             what = "each task chooses another port or rendezvous id, so the ranks cannot connect"
             yield Problem(start.command.line, what, "set it before srun, and export it")
         endpoint = _ENDPOINT.search(in_task)
-        if in_task.count("MASTER_ADDR=") > 1:
+        if in_task.count("MASTER_ADDR=") > 1 and re.search(r"\bif\b|&&|\|\||\bcase\b", in_task):
             continue  # only one of the tasks may use its own host
         if _HOSTNAME.search(in_task) or (endpoint and _HOSTNAME.match(f"MASTER_ADDR={endpoint[1]}")):
             yield Problem(
@@ -289,7 +290,8 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             what = f"accelerate waits for {num_machines} machines, but only the first node starts it"
             yield Problem(start.command.line, what, "put srun --ntasks-per-node=1 in front of it", "note")
         is_static = options.get("--rdzv-backend", "static") == "static"
-        of_each = "$" in options.get("--config-file", "")  # which may have the rank of the machine
+        # The configuration of each machine may have its rank.
+        of_each = re.search("NODEID|PROCID|(?i:host)|RANK", options.get("--config-file", ""))
         if start.is_launched and "--machine-rank" not in options and is_static and not of_each:
             yield Problem(
                 start.command.line,

@@ -218,7 +218,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 and not is_name
                 and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             )
-            severity: Severity | None = "note" if may_be_filled_in else None
+            severity = subject.of_placeholder if may_be_filled_in else None
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
             what = f"sbatch takes --priority {shown(d.value)} for 0, which holds the job"
@@ -297,7 +297,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 what = f"a long dash instead of - or -- begins {shown(d.value[1:])}, so sbatch rejects it"
             is_first = before is None or before.line != d.line
             severity: Severity | None = "note" if is_comment else None
-            if is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value):
+            is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
+            if is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option:
                 severity = subject.of_placeholder
             yield Problem(d.line, what, _remedy_of_stray(before, d), severity)
 

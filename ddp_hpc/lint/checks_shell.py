@@ -206,7 +206,7 @@ _ENDLESS = re.compile(
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _ENDS_WITH_SCREENS = re.compile(
-    rf"{_ENDS.pattern}|screen|tmux|for|done|fi|cd|export|source|ls|exec|popd|mv|cp"
+    rf"{_ENDS.pattern}|screen|tmux|for|done|fi|cd|export|source|ls|exec|popd|mv|cp|nvidia-smi|squeue|cat|hostname|env|free|mkdir"
 )
 _PATH_WITH_SEMICOLON = re.compile(
     r"\s*(?:export\s+)?\w*PATH=[^;#\"']*;(?:/|\$\{?\w+\}?(?:/|$))[^\s;]*(?<!\.sh)\s*"
@@ -292,7 +292,8 @@ def _is_followed(script: Script, command: Command) -> bool:
 
 def _has_input(script: Script, command: Command) -> bool:
     """Returns whether a command reads the output of another one."""
-    return script.commands[script.commands.index(command) - 1].ends in ("|", "|&")
+    index = script.commands.index(command)
+    return index > 0 and script.commands[index - 1].ends in ("|", "|&")
 
 
 # Groups of expressions, and when what they match is as meant.
@@ -347,7 +348,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:
         waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"
-        is_given = re.search(r"(?m)^(?![ \t]*#|.*\(\s*sbatch).*--parsable", script.text)
+        is_given = re.search(r"(?m)^(?![ \t]*#|.*[(`]\s*sbatch).*--parsable", script.text)
         if re.search(waits, script.text) and not is_given:  # in a variable or a function
             yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)

@@ -34,7 +34,9 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
         )
         is_read = subject.script.lines[command.line - 2].rstrip().endswith("<(")  # its output is
         before = [c for c in commands if traps[0].line < c.line < command.line]
-        has_waited = any(c.name == "wait" for c in before) and any(c.ends == "&" for c in before)
+        in_background = [c for c in before if c.ends == "&"]
+        is_started = any(c.launched or re.match(r"python|bash|srun|mpi", c.name) for c in in_background)
+        has_waited = is_started and any(c.name == "wait" for c in before)
         is_behind = has_waited or is_in_background(subject.script.lines, command.line)
         if command.line > traps[0].line and starts_program and not (is_read or is_behind):
             what = f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs after it"

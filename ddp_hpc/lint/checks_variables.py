@@ -66,9 +66,10 @@ _IS_READ_ELSEWHERE = re.compile(
     r"|^[ \t]*(?:\}|done|fi)\s*[|>]"
 )
 # A file of the user, which may export what the script has set before.
-_SOURCES = re.compile(
+_MAY_EXPORT = re.compile(
     r"(?m)^[ \t]*(?:source|\.)\s+(?!.*(?:/(?:etc|init|opt)/|onda|activate|bashrc|profile|module|lmod|vars))"
 )
+_OFTEN_EXPORTED = re.compile("(?:LD_LIBRARY_|PYTHON)?PATH|HOME|USER|TMPDIR|TMP|LANG|SCRATCH|SHELL")
 _SET_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # An assignment that is a command of its own.
 _SET_BY_TASK = re.compile(r"(?:^|[;&\n])[ \t]*([A-Z_]+)=(?:\$\([^)]{,200}\)|[^\s;&]*)\s*(?=[;\n]|&&)")
@@ -159,7 +160,7 @@ def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
     is_ignored = bool(re.fullmatch(r"cd \"\$\{?(?:PBS|SGE)_O_WORKDIR\}?\"\s*(?:#.*)?", text))
     is_ignored &= subject.scheduler.name == "slurm" and script.value("--chdir") is None
     for_threads = len(re.findall(rf"{_FOR_THREADS}{name}\b", script.text))
-    is_ignored = is_ignored or for_threads == len(re.findall(rf"\$\{{?{name}\b", script.text))
+    is_ignored = is_ignored or 0 < for_threads == len(re.findall(rf"\$\{{?{name}\b", script.text))
     return bool(may_be_set or is_ignored or _is_only_shown(script, line))
 
 
@@ -326,7 +327,8 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
     # The script may take the first name later.
     is_cut = re.search(r"\$\{MASTER_ADDR(?:%|\[)|set -- \"?\$\{?MASTER_ADDR\b", subject.script.text) or any(
-        name == "MASTER_ADDR" and name in expanded(value) for _, name, value in subject.script.assignments
+        name == "MASTER_ADDR" and name in expanded(value) and value.strip('"{}$') != name
+        for _, name, value in subject.script.assignments
     )
     for line, value in found if not is_cut else ():
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
@@ -373,7 +375,7 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             what = f"{name} is set, but programs do not get it, as it is not exported"
-            is_unsure = name.startswith("MASTER_") or _SOURCES.search("\n".join(script.lines[line:]))
+            is_unsure = name.startswith("MASTER_") or _MAY_EXPORT.search("\n".join(script.lines[line:]))
             yield Problem(line, what, f"write export {name}=VALUE", "note" if is_unsure else None)
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)
@@ -410,5 +412,5 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
             ):
                 what = f"{name} is empty in the tasks of {start.command.name}, as it is not exported"
                 # It may be exported already: a new value keeps that.
-                is_known = _OF_LOGIN.fullmatch(name) or name in reads_itself
+                is_known = _OFTEN_EXPORTED.fullmatch(name) or name in reads_itself
                 yield Problem(values[name], what, f"write export {name}=", "note" if is_known else None)

@@ -81,7 +81,8 @@ def _tested_copies(script: Script) -> set[tuple[int, str]]:
     for command in script.commands:
         names = _WITH_DEFAULT.findall(command.text)
         # A number that is compared has no default.
-        if command.name in _TESTS and not re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text):
+        compares = r"\s(?:-(?:eq|ne|lt|gt|le|ge)|==?)\s(?!\"\")"
+        if command.name in _TESTS and not re.search(compares, command.text):
             names += _COPY.findall(command.text)
         tested.update(dict.fromkeys(names, command.line))
     return {

@@ -113,7 +113,7 @@ def lint_script(
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
     submitted; without it, log directories with relative paths are not checked. `path` is the file of the
-    script; its name, and the programs beside it and one directory above, may say that it is a template.
+    script; its name may say that it is a template, and the programs beside it that it is a part of others.
     `installed_version` is the version of the scheduler if the profile contains none, see
     `installed_version_for`. `shell` is the program of /bin/sh on the nodes, such as bash, if it is known.
     `select` and `ignore` are ids of checks, or their beginnings.
