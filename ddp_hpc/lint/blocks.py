@@ -67,10 +67,12 @@ def is_in_background(lines: Sequence[str], line: int) -> bool:
             if depth < 0 and re.search(r"(?<!&)&\s*$", closes[1]):
                 return True
             depth = max(depth, 0)
+    if not lines[line - 1][:1].isspace():
+        return False
     functions = (re.match(r"\s*(?:function\s+)?([\w-]+)\s*\(\)", text) for text in lines[:line])
     names = "|".join(re.escape(found[1]) for found in functions if found)
     starts_function = re.compile(rf"\s*(?:{names})(?:\s[^#&]*)?&\s*(?:#.*)?$")
-    return bool(names) and lines[line - 1][:1].isspace() and any(map(starts_function.match, lines[line:]))
+    return bool(names) and any(map(starts_function.match, lines[line:]))
 
 
 def _keywords(command: Command) -> Iterator[str]:
@@ -82,8 +84,8 @@ def until_exit(commands: Iterable[Command], lines: Sequence[str]) -> tuple[tuple
     """Returns the commands up to an `exit` or `exec PROGRAM` that always ends the script, and its line.
 
     Without such a command, these are all commands, and a larger number than that of any line. Such a command
-    begins a line without a blank, or is the last one before the `=#` that closes a comment of Julia. It is
-    outside of all blocks and parentheses, and depends on no other command.
+    begins a line without a blank, is an `exit` at its end, or is the last one before the `=#` that closes a
+    comment of Julia. It is outside of all blocks and parentheses, and depends on no other command.
     """
     reached, before, edges = [], "\n", _edges_of_parentheses(lines)
     for command, depth in with_depth(commands):

@@ -63,6 +63,7 @@ _INTERACTIVE = re.compile(
 _ASKS_FOR_JOB = re.compile(
     r"(?m)^[^#\n]*(?:\[|\btest) -z \"?\$\{?(?:PBS_JOB(?:ID|NAME)|SLURM_JOB_?ID)\b(?!.*\bexit\b)"
 )
+# Whether it runs in a job, so that what it does otherwise is in another branch.
 _ASKS_FOR_SHELL = re.compile(
     r"(?m)^[^#\n]*(?:\[|\btest|\bcase)\s[^\n]{,80}\b(?:PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE)|SLURM_JOB_?ID|mom_priv)\b"
 )

@@ -362,7 +362,7 @@ def _may_use_more(subject: Subject, command: Command, threads: int, cpus: int) -
         return (whole_number(subject.value_of(command.option("-c", "--cpus-per-task") or "")) or 0) >= threads
     ranks = whole_number(subject.value_of(command.option("-n", "-np", "--np") or ""))
     tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or 0
-    return bool(ranks) and (ranks or 0) * threads <= tasks * cpus
+    return bool(ranks and ranks * threads <= tasks * cpus)
 
 
 def _local_ranks(start: Start) -> int:

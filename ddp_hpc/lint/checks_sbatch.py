@@ -125,8 +125,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 @check("SLURM002", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     unknown = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].lower().replace("_", "-") for d in unknown if d.flag[:2] == "--"}
-    long = {flag: name.partition(":")[0] for flag, name in long.items()}
+    flags = (d.flag for d in unknown if d.flag[:2] == "--")
+    long = {flag: flag[2:82].lower().replace("_", "-").partition(":")[0] for flag in flags}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")

@@ -265,7 +265,7 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
         match = re.match(beginning, command.text.rstrip())
         if match is None or ("~/" in match[0] and _EXPANDS_LATER.search(script.text)):
             continue
-        if any(group in match.groupdict() and _UNLESS[group](script, command) for group in _UNLESS):
+        if any(name in match.groupdict() and is_meant(script, command) for name, is_meant in _UNLESS.items()):
             continue
         # The variable may contain a name, setenv may be a function, and a branch may be for csh.
         name, read = (match.groupdict().get(group) for group in ("name", "read"))

@@ -37,9 +37,9 @@ _FOR_ONE_NODE = re.compile(r"(?:dev_)?single|shared|(?:RM|GPU)-shared|GPU-small|
 _TESTS_NODES = re.compile(
     r"\bsbatch\s[^\n]{0,200}\s(?:-N|--nodes)|\bSLURM_(?:NNODES|JOB_NUM_NODES)\b[^\n]{0,9}\s1\b"
 )
-# Scripts, and solvers with a launcher of their own.
+# Scripts, and other solvers that may have a launcher of their own.
 _MAY_START_RANKS = re.compile(
-    r"(?:\./)?(?:[Aa]ll)?[Rr]un\w*|\S+\.c?sh|(?:ba|c|tc|k)?sh|make|starccm\+|fluent|abaqus|ansys\w*|q-?chem|orca|molpro|matlab"
+    r"(?:\./)?(?:[Aa]ll)?[Rr]un\w*|\S+\.c?sh|(?:ba|c|tc|k)?sh|make|abaqus|ansys\w*|q-?chem|matlab"
 )
 _NUMBER_OF_RANKS = re.compile(r"--?n[-_]?(?:p|procs?|tasks|ranks)\b")
 _MAX_CHARS = 1_000  # of a path

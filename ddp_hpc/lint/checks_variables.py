@@ -23,10 +23,8 @@ _OF_LOGIN = re.compile(
     "SCRATCH(?:DIR)?|LOCALSCRATCH|WORK(?:DIR)?|PROJECT|AMBERHOME|(?:JAVA|CUDA)_HOME|BLASTDB|GMXLIB|(?:SLURM|PBS)_.*"
 )
 # Commands that may set variables: a file that is read, unless it belongs to conda or the modules.
-_READS_VARIABLES = re.compile(
-    r"(?m)(?:^|[\s'\";])(?:source|\.|eval)\s(?!.*(?:activate|conda|mamba|hook|profile|bashrc|modul|spack))"
-    r"|\bexport \$\("
-)
+_OF_ENVIRONMENTS = r"(?!.*(?:activate|conda|mamba|hook|profile|bashrc|modul|spack))"
+_READS_VARIABLES = re.compile(rf"(?m)(?:^|[\s'\";])(?:source|\.|eval)\s{_OF_ENVIRONMENTS}|\bexport \$\(")
 # What starts several ranks, or numbers them.
 _STARTS_RANKS = re.compile(
     r"(?i)\b(?:srun|mpirun|mpiexec|ibrun|accelerate|deepspeed)\b|torchrun|distributed|master_?addr|"
@@ -36,7 +34,7 @@ _FOR_THREADS = r"(?:OMP|MKL|OPENBLAS|JULIA|RAYON)_NUM_THREADS=[\"']?\$\{?"
 _FOR_ALL_RANKS = ("--rdzv-endpoint", "--master-addr", "--nnodes", "--nproc-per-node", "--main-process-ip")
 # A hook of enroot, a file that is read, or a task that calls an exported function may set them.
 _MAY_SET_RANKS = re.compile(
-    rf"container|export -f|(?:^|[\s'\";])(?:source|\.)\s|{_READS_VARIABLES.pattern[4:]}"
+    rf"container|export (?:-f|\$\()|(?:^|[\s'\";])(?:(?:source|\.)\s|eval\s{_OF_ENVIRONMENTS})"
 )
 _OF_BASH = ("RANDOM", "SECONDS", "UID", "EUID", "BASHPID", "OPTARG")
 # Variables without $ in $(( )).

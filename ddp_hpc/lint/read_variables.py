@@ -28,6 +28,9 @@ _EXPANDED = re.compile(
 _SET_IN_CSH = re.compile(r"\b(?:setenv|set|foreach)\s+(\w+)|@\s+(\w+)")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-=?+]")
 _COPY = re.compile(r"\$\{?(\w+)\}?")
+# A number that is compared has no default.
+_NUMBERS = r"-(?:eq|ne|lt|gt|le|ge)"
+_COMPARES = re.compile(rf"\s(?:{_NUMBERS}|==?)\s(?!\"\")")
 _TESTS = ("test", "[", "[[", "case")
 
 
@@ -43,7 +46,7 @@ def read_variables(subject: Subject) -> dict[str, int]:
     }
     for command in subject.script.commands:
         if command.name in _TESTS:
-            is_number = re.search(r"\s-(?:eq|ne|lt|gt|le|ge)\s", command.text)
+            is_number = re.search(rf"\s{_NUMBERS}\s", command.text)
             known.update(n for n in expanded(command.text) if not (is_number and OF_RANKS.fullmatch(n)))
         text = command.text.partition(">")[2] if command.name in ("echo", "printf") else command.text
         in_tasks = single_quoted(text) if command.launched[1:2] == ("-c",) else ""
@@ -80,9 +83,7 @@ def _tested_copies(script: Script) -> set[tuple[int, str]]:
     tested: dict[str, int] = {}
     for command in script.commands:
         names = _WITH_DEFAULT.findall(command.text)
-        # A number that is compared has no default.
-        compares = r"\s(?:-(?:eq|ne|lt|gt|le|ge)|==?)\s(?!\"\")"
-        if command.name in _TESTS and not re.search(compares, command.text):
+        if command.name in _TESTS and not _COMPARES.search(command.text):
             names += _COPY.findall(command.text)
         tested.update(dict.fromkeys(names, command.line))
     return {
