@@ -9,11 +9,19 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddp_hpc.lint.parse_script import Command
+    from ddp_hpc.lint.parse_script import Command, Script
 
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
 CLOSES = frozenset(("fi", "esac", "done", "}"))
 _END_OF = {"if": "fi", "case": "esac", "{": "}"}
+# What asks whether the script runs in a job, in which one, or on which computer. The first argument of a
+# script often says so, too.
+_WHERE = re.compile(
+    r"\b(?:SLURM_JOB(?:_?ID|_NAME|_PARTITION)?|PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE))\b|mom_priv|"
+    r"\b(?:command -v|which|type|hash)\s+(?:srun|sbatch|qsub|mpirun|mpiexec|aprun|jsrun|bsub)\b|"
+    r"(?i:host|machine|cluster|scheduler|\b(?:in_)?(?:slurm|pbs)\b)|case\s.*\$\{?1\b"
+)
+_TESTS = frozenset(("[", "[[", "test", "command", "which", "type", "hash", "grep"))
 _KEYWORDS = _OPENS | CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
 
 
@@ -24,6 +32,38 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
         for word in _keywords(command):
             depth += (word in _OPENS) - (word in CLOSES)
         yield command, depth
+
+
+def conditions_by_line(commands: Iterable[Command]) -> dict[int, str]:
+    """Maps the line of each command that a condition precedes to the conditions around it and before it.
+
+    These are the texts of the commands of each `if`, `elif` and `case` around it, of those before ||, and of
+    tests before &&.
+    """
+    conditions: dict[int, str] = {}
+    blocks: list[str] = []
+    chain, is_condition = "", False
+    for command in commands:
+        for word in _keywords(command):
+            if word in CLOSES:
+                del blocks[-1:]
+            elif word in _OPENS:
+                blocks.append("")
+            is_condition = word in ("if", "elif", "case") or (is_condition and word not in ("then", "else"))
+        if is_condition and blocks:
+            blocks[-1] += f"{command.text}\n"
+            is_condition = command.words[0] != "case"
+        if around := "".join((*blocks, chain)):
+            conditions.setdefault(command.line, around)
+        is_test = command.ends == "||" or (command.ends == "&&" and (chain or _TESTS & {*command.words[:2]}))
+        chain = f"{chain}{command.text}\n" if is_test else ""
+    return conditions
+
+
+def asks_where(script: Script, line: int = 0) -> bool:
+    """Returns whether a line, or any line, runs only at some place, such as outside of jobs."""
+    conditions = [script.conditions.get(line, "")] if line else script.conditions.values()
+    return any(map(_WHERE.search, conditions))
 
 
 def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:

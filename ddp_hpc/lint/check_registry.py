@@ -29,13 +29,15 @@ Severity = Literal["error", "warning", "note"]
 class Problem(NamedTuple):
     """One problem in a script: its line number, what was found, and how to fix it.
 
-    `severity` is set if the problem is less severe than other problems of the same check.
+    `severity` is set if the problem is less severe than other problems of the same check. `is_to_fill_in`
+    means that a person may replace a placeholder before the script is submitted.
     """
 
     line: int
     what: str
     remedy: str
     severity: Severity | None = None
+    is_to_fill_in: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class LintFinding:
     line: int
     what: str
     remedy: str
+    is_to_fill_in: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +59,6 @@ class Subject:
     `directory` is the directory from which the script will be submitted, and `path` its file.
     `installed_version` is the version of the scheduler on this machine, which is used if the profile contains
     none. `shell` is what runs scripts of /bin/sh there, such as bash or dash; empty if it is unknown.
-    `is_submitted` means that the script is being submitted, so that nobody will fill it in.
     """
 
     script: Script
@@ -66,15 +68,6 @@ class Subject:
     path: Path | None = None
     installed_version: str = ""
     shell: str = ""
-    is_submitted: bool = False
-
-    @property
-    def of_placeholder(self) -> Severity | None:
-        """The severity of a placeholder: a note, unless the script is being submitted.
-
-        Examples and courses have scripts that users are to complete.
-        """
-        return None if self.is_submitted else "note"
 
     @cached_property
     def template(self) -> Template | None:
@@ -234,9 +227,14 @@ class Check:
         """Yields the findings of this check."""
         if self.scheduler not in ("", subject.script.scheduler):
             return
-        for line, what, remedy, severity in self.run(subject):
+        for line, what, remedy, severity, is_to_fill_in in self.run(subject):
             yield LintFinding(
-                check=self.id, severity=severity or self.severity, line=line, what=what, remedy=remedy
+                check=self.id,
+                severity=severity or self.severity,
+                line=line,
+                what=what,
+                remedy=remedy,
+                is_to_fill_in=is_to_fill_in,
             )
 
 

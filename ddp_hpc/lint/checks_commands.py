@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.blocks import CLOSES
+from ddp_hpc.lint.blocks import CLOSES, asks_where
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import expanded_in_shell, requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command, Script
@@ -31,11 +31,6 @@ _MONITORS = re.compile(
 )
 # Programs that wait for the others of the same run.
 _OF_ONE_RUN = re.compile(r"--(?:(?:(?:node|machine)[-_])?rank|role|job_name|process[-_]id|task[-_]index)\b")
-# Some commands may be for a run without a scheduler.
-_TESTS_FOR_JOB = re.compile(
-    r"(?m)^[ \t]*(?:if|elif|case)\s.*(?:SLURM_JOB_?ID|PBS_JOBID|(?:command -v|which) (?:srun|sbatch|qsub))|"
-    r"^[ \t]*case\s.*\$\{?1\b"
-)
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
 # Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
 _GPU_PROGRAM = re.compile(
@@ -58,14 +53,6 @@ _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)(?=\s)(?!.*\s(?:-[it]*d[it]*|--detach)\b)\s(?:[^|;]*\s)?"
     r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
-)
-# What follows may be for a script that is started without a scheduler.
-_ASKS_FOR_JOB = re.compile(
-    r"(?m)^[^#\n]*(?:\[|\btest) -z \"?\$\{?(?:PBS_JOB(?:ID|NAME)|SLURM_JOB_?ID)\b(?!.*\bexit\b)"
-)
-# Whether it runs in a job, so that what it does otherwise is in another branch.
-_ASKS_FOR_SHELL = re.compile(
-    r"(?m)^[^#\n]*(?:\[|\btest|\bcase)\s[^\n]{,80}\b(?:PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE)|SLURM_JOB_?ID|mom_priv)\b"
 )
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
@@ -158,8 +145,8 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     is_last_of_several = len(background) > 1 and len(rest) == 1 and len(equal) == 1
     is_last_of_several = is_last_of_several and not _OF_ONE_RUN.search(rest[0].text)
     if not waits and (not rest or is_last_of_several) and not _MONITORS.search(started.text):
-        is_in_branch = script.lines[started.line - 1][:1].isspace() and _TESTS_FOR_JOB.search(script.text)
-        severity: Severity | None = "note" if is_in_branch else "warning" if rest else None
+        is_elsewhere = asks_where(script, started.line)
+        severity: Severity | None = "note" if is_elsewhere else "warning" if rest else None
         what = (
             f"the script ends while {shown(started.name)} runs in the background, and "
             f"{subject.scheduler.title} then ends the job"
@@ -218,7 +205,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
-    asks = _ASKS_FOR_JOB.search(script.text)
+    may_be_elsewhere = asks_where(script)
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -238,9 +225,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{match[0]} does not point to your files"
             )
             # The script may know its directory in jobs, or Python may look in the current one, too.
-            is_unsure = variable in script.text or "PYTHONPATH" in line or bool(asks)
-            # Another branch may be for jobs.
-            is_unsure |= bool(_ASKS_FOR_SHELL.search(script.text if line[:1].isspace() else line))
+            is_unsure = variable in script.text or "PYTHONPATH" in line or may_be_elsewhere
             default_of = re.search(r"\$\{(\w+):?[-=].{,200}?dirname", line)
             is_unsure |= default_of is not None and _is_passed_on(script, default_of[1])
             # It may fall back to another directory.
@@ -301,7 +286,8 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
     what = f"{shown(text)} needs a terminal, and a batch job has none"
     if name in ("docker", "podman"):
         # podman only prints a warning.
-        return what, "omit the option for a terminal", "error" if name == "docker" else "note"
+        is_run = name == "docker" and "/Users/" not in command.text  # which is a directory of macOS
+        return what, "omit the option for a terminal", "error" if is_run else "note"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"
 
@@ -386,9 +372,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             is_exported = command.words[0] == "export" and words[0].isupper()
             is_read = re.search(rf"(?m)^[^#\n]*\$\{{?{re.escape(words[0])}\b", script.text) or is_exported
             export = "export " * (command.words[0] == "export" or not is_read)
-            yield Problem(
-                command.line, what, f"write {export}{plain(words[0])}=VALUE", None if is_read else "note"
-            )
+            is_empty = words[2:3] == ("",)  # as is a variable that nobody sets
+            severity: Severity | None = None if is_read and not is_empty else "note"
+            yield Problem(command.line, what, f"write {export}{plain(words[0])}=VALUE", severity)
         if glued := _GLUED.search(command.text):
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")

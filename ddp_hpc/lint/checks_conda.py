@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from ddp_hpc.lint.blocks import with_depth
+from ddp_hpc.lint.blocks import asks_where, with_depth
 from ddp_hpc.lint.check_registry import Problem, Subject, check
 from ddp_hpc.lint.launch_commands import single_quoted
 from ddp_hpc.lint.parse_script import Command, Script
@@ -25,13 +25,11 @@ _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash|zsh|posix)|__conda_setup|\beval\s+[\"']?\$\{?\w|"
     r"\beval\b.*\bhook\b|(?:^|[\s;&(\"'])(?:source|\\?\.)\s+\S|"
     r"(?:\b(?:module|ml|uenv|spack|vpkg_require|setpkgs)\b|^(?:(?:re)?use|load)\b)"
-    r".*(?:(?i:conda|mamba|forge|open-ce|wml-?ce)|python|torch|tensorflow)|\bbash -\w*[li]",
+    r".*(?:(?i:conda|mamba|forge|open-?ce|wml-?ce)|python|torch|tensorflow)|\bbash -\w*[li]",
     re.MULTILINE,
 )
 # The name of a module, not only its version.
 _LOADS_VARIABLE = re.compile(r"\b(?:module\s+load|ml)\s(?:[^\n]*\s)?[\"']?\$\{?\w+")
-# What may keep a command from running in the job, for example outside of a job or on another computer.
-_ASKS_WHERE = re.compile(r"(?mi)^(?:el)?(?:if|case)\b.*(?:SLURM_JOB|PBS_JOB|hostname)")
 _OF_SHELL = re.compile(
     r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi|"
     r"singularity|apptainer|docker|podman|shifter|cp|mv|rm|ls|cat|tar|gzip|rsync|scp|ssh|sleep"
@@ -69,8 +67,8 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
             # Without a name, it activates base, which a module that is loaded afterwards replaces.
             is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)
             is_known_to_fail = command.ends == "||" and following[:1] and following[0].name not in _ENDS
-            may_not_run = depth and _ASKS_WHERE.search(before)
-            may_be_defined = is_known_to_fail or may_not_run or "module restore" in before
+            may_be_defined = is_known_to_fail or "module restore" in before
+            may_be_defined = may_be_defined or asks_where(script, command.line)
             is_sure = in_task or (is_used and not (is_replaced or has_other or may_be_defined))
             what = (
                 f"a batch script does not read .bashrc, so {name} activate fails, unless the site defines it"

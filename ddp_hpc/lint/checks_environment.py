@@ -52,7 +52,7 @@ MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ set MASTER_PORT to the 
 MASTER_ADDR @ \$\(scontrol.*\|\s*tail -(?:n ?)?1\) @ rank 0 has the first node @ use head -n 1
 MASTER_ADDR @ \$\{?PBS_NODEFILE\}? @ it is the name of a file @ write $(head -n 1 $PBS_NODEFILE)
 NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none|error|off|0|false|quiet|no)$)\w+
-    @ NCCL has no such level @ write WARN or INFO
+    @ NCCL has no such level @ write WARN or INFO @ note
 NCCL_DEBUG @ (?i:error|off|0|false|quiet|no) @ NCCL has no such level, and prints nothing @ omit it @ note
 TORCH_DISTRIBUTED_DEBUG @ (?i)(?!(?:off|info|detail)$)\w+ @ PyTorch rejects it @ write DETAIL @ note
 CUDA_DEVICE_ORDER @ (?!(?:PCI_BUS_ID|FASTEST_FIRST)$)\w+ @ CUDA has no such order @ write PCI_BUS_ID @ note

@@ -96,10 +96,12 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         last = max((command.line for command in script.commands), default=lines[0])
         are_kept = lines[0] > last and any(map(_REQUESTS.match, given))
         is_given = 2 * len(flags - given) <= len(flags)
+        moved = "them" if len(lines) > 1 else "it"
+        moved = "those that are valid" if any(d.fault for d in late) else moved
         yield Problem(
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
-            f"move {'them' if len(lines) > 1 else 'it'} to the other directives, above the first command",
+            f"move {moved} to the other directives, above the first command",
             # They may be those of another job, and names of logs with variables have no better place.
             "note" if are_kept or is_given or all(map(_is_without_loss, late)) else None,
         )
@@ -108,7 +110,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 def _is_without_loss(directive: Directive) -> bool:
     """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
-    is_name = directive.flag in ("-N", "--job-name")
+    is_name = directive.flag in ("-N", "--job-name", "-v", "-V")  # the script sets the variables itself
     is_default = (directive.flag, directive.value.lower()) in {
         *_DEFAULTS,
         ("--export", "all"),
@@ -187,7 +189,11 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    read = reader.read_directives([(1, dash + words)])
+    read = list(reader.read_directives([(1, dash + words)]))
+    if subject.script.value("-j") in ("oe", "eo"):  # one log has both outputs
+        read = [d for d in read if d.flag not in ("-o", "-e")]
+    if subject.script.value("--ntasks") is None:  # so that all tasks are on one node
+        read = [d for d in read if (d.flag, d.value) != ("--nodes", "1")]
     return {_one_of(d.flag.partition(":")[0]) for d in read if (d.flag, d.value) not in _DEFAULTS}
 
 

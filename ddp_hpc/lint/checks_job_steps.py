@@ -23,7 +23,7 @@ _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # Commands that write the settings of a task, not its results.
 _WRITE_SETTINGS = ("sed", "echo", "printf", "cat", "date", "envsubst")
-_ASKS_FOR_SIZE = re.compile(r"(?m)^[ \t]*(?:if|elif|case)\b.*SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
+_SIZE = re.compile(r"SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 # A registry, whose name has a dot, before an image that is no file.
 _REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
@@ -311,9 +311,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             continue
         if nodes and subject.num_nodes and nodes > subject.num_nodes and not subject.asked_nodes:
             what = f"the job step has {nodes} nodes, and the job has {subject.num_nodes}"
-            is_other_case = script.lines[command.line - 1][:1].isspace() and _ASKS_FOR_SIZE.search(
-                script.text
-            )
+            is_other_case = _SIZE.search(script.conditions.get(command.line, ""))
             yield Problem(
                 command.line, what, f"request --nodes={nodes}", "note" if is_other_case else "error"
             )

@@ -341,8 +341,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         is_name = d.flag == "-N" and is_value and _is_for_openpbs(subject)
         if is_name and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
             what = f"qsub rejects the name {shown(d.value)}"
-            severity = None if d.value else subject.of_placeholder
-            yield Problem(d.line, what, "use letters, digits and - _ + .", severity)
+            yield Problem(d.line, what, "use letters, digits and - _ + .", is_to_fill_in=not d.value)
         elif d.flag == "-W" and is_value and _is_for_openpbs(subject) and not _ATTRIBUTES.fullmatch(d.value):
             what = f"OpenPBS rejects the dependency {shown(d.value)}"
             yield Problem(d.line, what, "write depend=TYPE:ID:ID, with a type of qsub(1B), such as afterok")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
-from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.lint.parse_script import Directive, Script
 from ddp_hpc.lint.placeholders import (
     has_placeholder,
     is_named_twice,
@@ -22,6 +22,7 @@ _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
+    is_form = _is_filled_in(subject.script)
     for d in subject.script.read():
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
@@ -29,9 +30,24 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             severity: Severity | None = "warning" if may_be_accepted else None
-            is_filled_in = is_named_twice(d.value) or "envsubst" in subject.script.text
-            severity = (subject.of_placeholder if is_filled_in else None) or severity
-            yield Problem(d.line, what, _instead_of_variable(d), severity)
+            yield Problem(d.line, what, _instead_of_variable(d), severity, is_form or is_named_twice(d.value))
+
+
+def _is_filled_in(script: Script) -> bool:
+    """Returns whether a program replaces variables in directives, such as string.Template: several, which are
+    neither set in the script nor by the scheduler.
+    """
+    values = " ".join(d.value for d in script.read() if d.flag not in _FREE_TEXT_FLAGS)
+    names = set(re.findall(r"\$\{?([A-Za-z]\w*)", values)) - {
+        "HOME",
+        "USER",
+        "PWD",
+        "SCRATCH",
+        "WORK",
+        "LOGNAME",
+    }
+    names = {name for name in names if not name.startswith(("SLURM_", "PBS_")) and not script.sets(name)}
+    return len(names) > 1 or "envsubst" in script.text
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
@@ -97,8 +113,7 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
         what = f"{shown(mark)} in {d.flag}{'' if mark == d.value else f' {shown(d.value)}'} is a placeholder"
         remedy = "write your own value"
     is_placeholder = mark[0] not in "$%" or is_named_twice(d.value)
-    severity = subject.of_placeholder if is_placeholder else None
-    yield Problem(d.line, what, remedy, "note" if may_expand else severity)
+    yield Problem(d.line, what, remedy, "note" if may_expand else None, is_placeholder)
 
 
 def _instead_of_variable(d: Directive) -> str:
@@ -153,7 +168,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         text = without_comment(first.text).rstrip()
         what = f"{shown(text)} {contain} a placeholder"
         remedy = "replace it with a value" + ", without a blank after =" * bool(re.search(r"=\s+\S", text))
-        yield Problem(first.line, what, remedy, subject.of_placeholder)
+        yield Problem(first.line, what, remedy, is_to_fill_in=True)
 
 
 def _whole_value(d: Directive) -> str:

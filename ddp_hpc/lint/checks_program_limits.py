@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
+from ddp_hpc.lint.blocks import asks_where
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, table
 from ddp_hpc.lint.launch_commands import Start, requests_gpus, starts
 from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command
@@ -69,10 +70,6 @@ _OTHER_THREADS = re.compile(
 )
 _OF_SRUN = re.compile(r"--cpus-per-task\S*|--cpu[-_]bind\S*|\$\{?SLURM_\w+|=cores\b")
 _OF_LSF = ("jsrun", "bsub")
-_ASKS = re.compile(
-    r"\b(?:command -v|which|type) |\b(?:if|case|alias|\|\|)\s.*(?i:PBS|SLURM|srun)|"
-    r"(?m:^[ \t]*(?:if|elif|case)\s.*(?i:hostname|machine|cluster|\$\{?host))"
-)
 
 
 @check("JOB037", "warning", "a program that would use more than the job has")
@@ -276,7 +273,8 @@ def _command_of_another(subject: Subject) -> Iterator[Problem]:
     script, title, own = subject.script, subject.scheduler.title, subject.scheduler.reader.own_commands
     others = {*_OF_LSF, *(name for one in MONITORED.values() for name in one.reader.own_commands)} - {*own}
     # The script may ask which scheduler runs it, or define the command.
-    is_for_several = len({d.scheduler for d in script.directives}) > 1 or _ASKS.search(script.text)
+    is_for_several = len({d.scheduler for d in script.directives}) > 1 or "LSB_JOBID" in script.text
+    is_for_several |= asks_where(script)
     for command in script.commands if own and not is_for_several and not is_template(script) else ():
         name = command.name
         if name in others and command.argv[0][0] != "$" and not re.search(rf"\b{name} ?\(", script.text):

@@ -128,7 +128,7 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
 
 def _has_other_value(script: Script, line: int, name: str) -> bool:
     """Returns whether a loopback address is replaced later, or is that of one of several cases."""
-    is_case = script.lines[line - 1][:1].isspace()
+    is_case = line in script.conditions
     others = {n for n, other, value in script.assignments if other == name and not _LOOPBACK.fullmatch(value)}
     return any(is_case or number > line for number in others)
 

@@ -66,7 +66,7 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             # sbatch also reads #PBS lines, and takes this for its own.
             may_be_slurm = not is_slurm and re.search(r"\$\{?SLURM_", subject.script.text)
             is_unsure = may_be_slurm or stands_for_value(text)
-            yield Problem(line, what, f"write {form}", "note" if is_unsure else None)
+            yield Problem(line, what, f"write {form}", "note" if is_unsure else None, is_to_fill_in=not text)
 
 
 @check("JOB012", "warning", "an ambiguous walltime")

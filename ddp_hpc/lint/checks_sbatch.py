@@ -10,7 +10,7 @@ from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, neare
 from ddp_hpc.lint.log_directories import created_directories, directory_of, exists_near, missing_directory
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
-from ddp_hpc.lint.placeholders import stands_for_value
+from ddp_hpc.lint.placeholders import marked_placeholder, stands_for_value
 from ddp_hpc.lint.template_files import is_part_of_others
 from ddp_hpc.schedulers.slurm.check_option_values import (
     expected_value,
@@ -218,8 +218,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 and not is_name
                 and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             )
-            severity = subject.of_placeholder if may_be_filled_in else None
-            yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy, severity)
+            what = f"sbatch rejects {d.flag} {shown(d.value)}"
+            yield Problem(d.line, what, remedy, is_to_fill_in=bool(may_be_filled_in))
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
             what = f"sbatch takes --priority {shown(d.value)} for 0, which holds the job"
             yield Problem(d.line, what, "remove it: only operators can raise a priority", "warning")
@@ -298,9 +298,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             is_first = before is None or before.line != d.line
             severity: Severity | None = "note" if is_comment else None
             is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
-            if is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option:
-                severity = subject.of_placeholder
-            yield Problem(d.line, what, _remedy_of_stray(before, d), severity)
+            is_word = re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option
+            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, bool(is_first and is_word))
 
 
 def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
@@ -308,7 +307,7 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
     if d.value[0] in "\u2013\u2014":
         return "write - or -- instead of the dash"
     if d.value.startswith("__"):
-        return f"write --{plain(d.value[2:])}"
+        return f"write --{plain(d.value[2:].replace('_', '-'))}"
     if d.value == "-":
         return "remove the blank after -"
     if before is None or before.line != d.line:
@@ -323,12 +322,11 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
     user = subject.script.value("--mail-user")
     if user and subject.script.value("--mail-type") is None and "mail-type" not in subject.script.text:
         what = "without --mail-type, Slurm sends no mail to this user"
-        is_example = re.fullmatch(r"[\w.-]*mail[\w.-]*", user)  # such as emailaddress
+        is_example = bool(re.fullmatch(r"[\w.-]*mail[\w.-]*", user) or marked_placeholder(user))
         sends_itself = any(c.name in ("mail", "mailx", "sendmail", "mutt") for c in subject.script.commands)
         remedy = "add #SBATCH --mail-type=END,FAIL"
-        yield Problem(
-            subject.line_of("--mail-user"), what, remedy, "note" if is_example or sends_itself else None
-        )
+        severity: Severity | None = "note" if sends_itself else None
+        yield Problem(subject.line_of("--mail-user"), what, remedy, severity, is_example)
     for d in _options(subject):
         if d.flag == "--mail-user" and re.fullmatch(
             r"[\w.-]+\.(?:com|org|net|edu|gov)|(?:[\w-]+\.){2,}[a-z][a-z]", d.value
@@ -436,5 +434,4 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
             remedy = f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
             # A program that fills in the script may choose the directives of one scheduler.
-            severity = subject.of_placeholder if subject.placeholder_lines else None
-            yield Problem(line, what, remedy, severity)
+            yield Problem(line, what, remedy, is_to_fill_in=bool(subject.placeholder_lines))

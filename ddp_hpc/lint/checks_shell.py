@@ -125,7 +125,7 @@ export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
 <PYTHON>[^'"#$]*(?<!env)(?<!var)[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$)
     @ the $ is missing @ write it
-rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank
+rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank @ note
 <ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b(?![#%])
     @ the value begins with /, so ../ before it makes it another directory @ write ../ after it
 (?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
@@ -280,8 +280,8 @@ def _beginnings(script: Script, command: Command) -> Iterator[list[str]]:
 
 def _is_online(script: Script, command: Command) -> bool:
     """Returns whether a command runs only if something is missing, or the job evidently has the internet."""
-    line = script.lines[command.line - 1]
-    return line[:1].isspace() or "||" in line or bool(_DOWNLOADS.search(script.text))
+    is_conditional = command.line in script.conditions or "||" in script.lines[command.line - 1]
+    return is_conditional or bool(_DOWNLOADS.search(script.text))
 
 
 def _is_followed(script: Script, command: Command) -> bool:
@@ -362,7 +362,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             and not is_one
             and not re.search(rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text)
         ):
-            yield f"{name} is one text, not an array, so element 0 is all of it", f"write {name}=($(...))"
+            what = f"{name} is one text, not an array, so element 0 is all of it"
+            yield what, f"write {name}=($(...))", *(("note",) if command.name == "echo" else ())
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^[ \t]*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

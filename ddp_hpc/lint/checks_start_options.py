@@ -62,7 +62,7 @@ def _arguments(subject: Subject) -> Iterator[Problem]:
                 command.line, f"a blank is missing in {shown(glued)}", "write it before --", severity
             )
         for what, remedy, *severities in found:
-            yield Problem(command.line, what, remedy, *severities)
+            yield Problem(command.line, what, remedy, next(iter(severities), None))
 
 
 def _instead(name: str, flag: str) -> str:

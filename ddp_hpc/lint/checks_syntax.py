@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddp_hpc.lint.bash_syntax import OpenDocument, bash_complaint, is_reached, open_document
 from ddp_hpc.lint.blocks import if_without_then, open_block
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
+from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import is_template
 
 _PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
@@ -30,7 +31,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             match = _PLACEHOLDER_IN_COMMAND.search(text)
             if match and ("'" in match[0] if "EOF" in message else number == line):
                 what = f"{shown(match[0])} is a placeholder"
-                yield Problem(number, what, "replace it with a value", subject.of_placeholder)
+                yield Problem(number, what, "replace it with a value", is_to_fill_in=True)
                 return
         if (document := open_document(message, script.text)) and (document.almost or document.is_harmless):
             yield _not_closed(document)
@@ -52,6 +53,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
             remedy = f"write then after the condition of line {without}"
         first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
+        if closes and _is_empty(script, line):
+            remedy = f"write a command before {closes[1]}, such as : , as there are only comments"
         if _PYTHON.match(first):
             remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
         severity: Severity | None = "warning" if is_whole else None
@@ -59,6 +62,12 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
             remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"
         yield Problem(line, what, remedy, severity)
+
+
+def _is_empty(script: Script, line: int) -> bool:
+    """Returns whether only comments are between the beginning of a block and the line that ends it."""
+    before = [text for text in script.lines[: line - 1] if text.strip() and not text.lstrip().startswith("#")]
+    return bool(before) and re.search(r"(?:^|[\s;])(?:do|then|else|\{)\s*(?:#.*)?$", before[-1]) is not None
 
 
 def _not_closed(document: OpenDocument) -> Problem:

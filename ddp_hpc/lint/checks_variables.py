@@ -152,8 +152,9 @@ def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
     """Returns whether a variable of another scheduler may be set, or may be empty without a consequence."""
     script, text = subject.script, subject.script.lines[line - 1]
     # A script that submits this one may set the name of the job. Another branch may be for this scheduler.
-    may_be_set = name == "JOB_NAME" or text[:1].isspace() or re.search(r"(?m)^#\$ +-[a-z]", script.text)
-    may_be_set = may_be_set or (_OF_OTHERS.fullmatch(name) and _READS_VARIABLES.search(script.text))
+    may_be_set = name == "JOB_NAME" or line in script.conditions
+    may_be_set |= bool(re.search(r"(?m)^#\$ +-[a-z]", script.text))
+    may_be_set |= bool(_OF_OTHERS.fullmatch(name) and _READS_VARIABLES.search(script.text))
     # cd "" stays in the first directory of a job of Slurm. Libraries ignore an empty number of threads.
     is_ignored = bool(re.fullmatch(r"cd \"\$\{?(?:PBS|SGE)_O_WORKDIR\}?\"\s*(?:#.*)?", text))
     is_ignored &= subject.scheduler.name == "slurm" and script.value("--chdir") is None

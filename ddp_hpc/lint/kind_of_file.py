@@ -1,4 +1,4 @@
-"""Whether a file is submitted as it is, unlike texts, backup copies and templates."""
+"""Whether a file is submitted as it is, unlike texts, backup copies, templates and forms."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ _OF_EDITORS = re.compile(r"\.(?:vscode(?:-server)?|history|ipynb_checkpoints|ide
 def without_unsubmitted(
     findings: Iterable[LintFinding], script: Script, path: Path | None
 ) -> Iterator[LintFinding]:
-    """Yields the findings. Those on what nobody submits, or may not submit, become notes."""
+    """Yields the findings. Those on what nobody submits, or may not submit, become notes.
+
+    Examples and courses have scripts that users complete, and then see what remains to do.
+    """
+    findings = list(findings)
     read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
+    is_not_submitted |= any(one.is_to_fill_in for one in findings)
     for one in findings:
         is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
         yield replace(one, severity="note") if is_weaker else one
@@ -48,6 +53,7 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
     is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
+    is_one_script &= bool(script.read())
     has_name_of_text = path is not None and (
         path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )

@@ -17,7 +17,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.lint.blocks import until_exit
+from ddp_hpc.lint.blocks import conditions_by_line, until_exit
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions
 
@@ -228,6 +228,11 @@ class Script(ScriptOptions):
     def supervised(self) -> Command | None:
         """The command `python -m ddp_hpc.job` of `ddp-hpc render`, with what it runs, or None."""
         return next((command for command in self.commands if _SUPERVISOR in command.words[:8]), None)
+
+    @cached_property
+    def conditions(self) -> dict[int, str]:
+        """The conditions on which each line that begins a command depends, as in `conditions_by_line`."""
+        return conditions_by_line(self.commands)
 
     def sets(self, name: str) -> bool:
         """Returns whether the script's body assigns a value to this variable."""

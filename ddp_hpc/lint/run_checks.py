@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,6 @@ from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
 from ddp_hpc.lint.kind_of_file import without_unsubmitted
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
-from ddp_hpc.lint.template_files import Template
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.detect import may_be_here
@@ -117,7 +116,8 @@ def lint_script(
     `installed_version` is the version of the scheduler if the profile contains none, see
     `installed_version_for`. `shell` is the program of /bin/sh on the nodes, such as bash, if it is known.
     `select` and `ignore` are ids of checks, or their beginnings.
-    With `is_submitted`, the findings are those of a job script, whatever the name and the text of the file.
+    With `is_submitted`, the findings are those of a job script, whatever the name and the text of the file,
+    and nobody will replace its placeholders.
 
     Raises:
         RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
@@ -131,35 +131,26 @@ def lint_script(
         path=path,
         installed_version=installed_version,
         shell=shell,
-        is_submitted=is_submitted,
     )
     first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
-    findings = [found for chosen in first for found in chosen.findings(subject)]
+    findings = [found for one in first for found in one.findings(subject)]
     template = subject.template if findings and findings[0].check == "JOB027" else None
     if not findings or (template and not template.has_statements):
-        for chosen in checks:
-            if chosen not in first:
-                findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
+        # Those of other checks are needed, too: if the script is to be filled in, all become notes.
+        for one in CHECKS.values():
+            if one not in first:
+                findings += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
-        findings = list(_in_template(findings, template, {d.line for d in subject.script.read()}))
+        findings = [
+            replace(f, severity="note")
+            for f in findings
+            if f.line not in template.lines or f.check == "JOB027"
+        ]
     elif not is_submitted:
         findings = list(without_unsubmitted(findings, subject.script, path))
-    left = without_ignored(findings, subject.script.lines)
+    chosen = {one.id for one in (*first, *checks)}
+    left = without_ignored((f for f in findings if f.check in chosen), subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
-
-
-def _in_template(
-    findings: Iterable[LintFinding], template: Template, directives: Collection[int]
-) -> Iterator[LintFinding]:
-    """Yields the findings that apply to a template, whatever its placeholders stand for.
-
-    Only its directives can be judged. Other lines depend on what the program inserts, so they have notes.
-    """
-    for found in findings:
-        if found.check == "JOB027" or (found.line not in template.lines and found.line in directives):
-            yield found
-        elif found.line not in template.lines:
-            yield replace(found, severity="note")
 
 
 def has_directives(text: str) -> bool:
