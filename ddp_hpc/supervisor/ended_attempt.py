@@ -58,9 +58,16 @@ class EndedAttempt:
             return False
         if end is None:
             return after.state is not None and after.state.is_failure
-        # It is not a user who stops ranks with SIGTERM if one of them was killed.
-        was_killed = end.cause is Cause.STOPPED and self.launcher.saw_sigkill
-        return was_killed or end.cause not in _NO_FAILURES
+        return self._lost_others or end.cause not in _NO_FAILURES
+
+    @property
+    def _lost_others(self) -> bool:
+        """Whether the ranks received SIGTERM because another one, or an agent of torchrun, was killed.
+
+        Otherwise, a user stopped them, or the walltime was about to end.
+        """
+        was_stopped = self.end is not None and self.end.cause in (Cause.STOPPED, Cause.OUT_OF_TIME)
+        return was_stopped and self.launcher.saw_sigkill
 
     @property
     def why_final(self) -> str:
@@ -72,7 +79,9 @@ class EndedAttempt:
             return "the ranks had already received the signal of --requeue on-signal"
         if self.refusal is decisions.LAUNCHER_HUNG:
             return "the launcher had to be killed"
-        return _FINAL.get(self.end.cause, "") if self.end is not None else ""
+        if self.end is None or self._lost_others:
+            return ""
+        return _FINAL.get(self.end.cause, "")
 
     @property
     def may_restart(self) -> bool:

@@ -369,6 +369,13 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
     assert bool(ended(cause).why_final) == (not is_explained), "a failure that is not repaired has a reason"
 
 
+@pytest.mark.parametrize("cause", [Cause.STOPPED, Cause.OUT_OF_TIME])
+def test_ranks_that_got_sigterm_because_an_agent_was_killed_are_started_again(cause: Cause) -> None:
+    assert replace(ended(cause), launcher=LauncherEnd(137)).may_restart
+    assert not replace(ended(cause), launcher=LauncherEnd(137), stop="walltime").may_restart
+    assert not ended(cause).may_restart, "a user stopped them, or the walltime was about to end"
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
