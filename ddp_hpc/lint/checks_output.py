@@ -67,6 +67,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             and before.ends in ("|", "|&")
             and before.name not in _WRITES_TEXT
             and "$?" in after
+            and command.ends != "&"
             and not after.startswith("trap")
         ):
             what = (

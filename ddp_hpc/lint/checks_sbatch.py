@@ -162,12 +162,14 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
         elif _TAKEN.match(d.value) and not d.fault and "=" not in d.written:
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
-            yield Problem(d.line, what, "give it a value")
+            has_comment = "#" in subject.script.lines[d.line - 1][1:]  # which says what belongs there
+            yield Problem(d.line, what, "give it a value", is_to_fill_in=has_comment)
         elif d.flag == "--gres" and not d.value and not d.fault:
             what = "--gres is empty, which Slurm rejects since 21.08"
             yield Problem(d.line, what, "name a resource, or remove it", "warning")
         elif d.fault == "no value":
-            yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
+            what = f"{written} has no value, so sbatch rejects it"
+            yield Problem(d.line, what, "give it a value", is_to_fill_in=True)
         elif d.fault == "extra value":
             yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
 
@@ -433,5 +435,6 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
         if not word.startswith("-") or word[1:2] not in letters:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
             remedy = f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
-            # A program that fills in the script may choose the directives of one scheduler.
-            yield Problem(line, what, remedy, is_to_fill_in=bool(subject.placeholder_lines))
+            # Whoever fills in the script may choose the directives of one of three schedulers.
+            has_all = bool(bsub and pbs and subject.script.read())
+            yield Problem(line, what, remedy, is_to_fill_in=has_all or bool(subject.placeholder_lines))

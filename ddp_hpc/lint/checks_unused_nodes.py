@@ -41,7 +41,7 @@ _TESTS_NODES = re.compile(
 _MAY_START_RANKS = re.compile(
     r"(?:\./)?(?:[Aa]ll)?[Rr]un\w*|\S+\.c?sh|(?:ba|c|tc|k)?sh|make|abaqus|ansys\w*|q-?chem|matlab"
 )
-_NUMBER_OF_RANKS = re.compile(r"--?n[-_]?(?:p|procs?|tasks|ranks)\b")
+_NUMBER_OF_RANKS = re.compile(r"--?n[-_]?(?:p|procs?|tasks|ranks)\b|\$\{?(?i:n_?(?:p|procs?|tasks|ranks))\b")
 _MAX_CHARS = 1_000  # of a path
 _STARTS_RANKS = re.compile(
     r"\b(?:srun|mpi(?:run|exec)(?:_\w+)?|[acijop]\w{0,4}run|charmrun|parallel|ccc_mprun|gerun|poe)\b|(?i:launch|mpi_?cmd)"
