@@ -100,8 +100,8 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         for option, threads in threads_of(start) if of_part else ():
             if threads > cpus:
                 what = f"with {plain(option)}, the program uses {threads} threads, and the job has"
-                # A core may have two hardware threads.
-                severity: Severity | None = "note" if threads == 2 * cpus else None
+                # A core may have two hardware threads, and helper threads may be idle.
+                severity: Severity | None = "note" if threads <= 2 * cpus else None
                 yield Problem(
                     line, f"{what} {counted(cpus, 'CPU')}", f"request {threads} CPUs, or use {cpus}", severity
                 )

@@ -219,7 +219,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 _TAKES_NUMBER.match(d.flag)
                 and not is_name
                 and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
-            )
+            ) or (d.flag == "--gres" and re.search(":[xXnN]$", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, remedy, is_to_fill_in=bool(may_be_filled_in))
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):

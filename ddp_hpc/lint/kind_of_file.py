@@ -58,7 +58,8 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
         path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
     )
     is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
-    is_prose |= sum(map(bool, map(_PROMPT.match, script.lines))) >= _MANY
+    has_prompts = sum(map(bool, map(_PROMPT.match, script.lines))) >= _MANY
+    is_prose |= has_prompts or bool(_PROMPT.match(script.lines[0]))
     is_prose |= script.lines[0][:2] != "#!" and sum(line.startswith("```") for line in script.lines) > 1
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
     return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)

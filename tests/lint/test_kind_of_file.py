@@ -62,7 +62,7 @@ def test_a_part_of_another_script_needs_no_shebang(tmp_path: Path, other: str, e
 
 @pytest.mark.parametrize(("inserted", "expected"), [("```\n", "error"), ("```\n#SBATCH -n 2\n```\n", "note")])
 def test_text_between_fences_of_markdown_has_notes(tmp_path: Path, inserted: str, expected: str) -> None:
-    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n{inserted}docker run -it image\n"
+    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n{inserted}salloc -n 2\n"
     assert severities(tmp_path / "job.sh", text)["JOB028"] == expected
 
 

@@ -30,7 +30,9 @@ def script_of(directives: str) -> str:
 
 def errors(text: str, version: str = "") -> list[str]:
     return [
-        found.check for found in lint_script(text, installed_version=version) if found.severity == "error"
+        found.check
+        for found in lint_script(text, installed_version=version, is_submitted=True)
+        if found.severity == "error"
     ]
 
 
