@@ -247,7 +247,8 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     # A script may ask whether it has a terminal.
     asks = re.search(r"(?:\[|test) +-t +[012]\b|\btty -s\b", subject.script.text)
     num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
-    for command in subject.script.commands if subject.script.scheduler and not asks else ():
+    # If all directives come after commands, the file may be a list of commands for a terminal.
+    for command in subject.script.commands if subject.script.read() and not asks else ():
         # An alias runs nothing, and the others give their command a terminal.
         is_other = command.name in ("echo", "printf", "alias", "script", "unbuffer", "expect")
         if is_other or "--no-shell" in command.words or not (match := _INTERACTIVE.search(command.text)):

@@ -15,7 +15,7 @@ _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--
 # These end at once, or write their output to a file themselves.
 _PRINTS_LITTLE = re.compile(
     r"\s(?:--version|-V)\b|\swhich\s|python\S*\s+-c\s.*\bprint\(|sh\s+-\w*c\s.*>|"
-    r"\bsamtools\s+(?:sort|index)\b"
+    r"\bsamtools\s+(?:sort|index)\b|\bnb(?:convert|term)\b"
 )
 _WRITES_TEXT = (
     *("echo", "printf", "date", "cat", "", "}", "module", "env", "ls", "lscpu", "hostname", "nvidia-smi"),

@@ -18,11 +18,17 @@ from ddp_hpc.lint.placeholders import (
 
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
+# Variables of a login or of a job.
+_OF_JOB = re.compile(
+    r"HOME|USER|LOGNAME|PWD|HOSTNAME|SCRATCH|WORK|TMPDIR|(?:SLURM|PBS|SGE)_\w+|JOB_(?:ID|NAME)"
+)
 
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
-    is_form = _is_filled_in(subject.script)
+    script = subject.script
+    values = (d.value for d in script.read() if not _is_free_text(d))
+    is_form = "envsubst" in script.text or len(_unset(script, " ".join(values))) > 1
     for d in subject.script.read():
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
@@ -33,21 +39,13 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, _instead_of_variable(d), severity, is_form or is_named_twice(d.value))
 
 
-def _is_filled_in(script: Script) -> bool:
-    """Returns whether a program replaces variables in directives, such as string.Template: several, which are
-    neither set in the script nor by the scheduler.
+def _unset(script: Script, value: str) -> set[str]:
+    """Returns the variables in a value that neither the script nor a login sets.
+
+    A program may replace them if there are several, such as string.Template.
     """
-    values = " ".join(d.value for d in script.read() if d.flag not in _FREE_TEXT_FLAGS)
-    names = set(re.findall(r"\$\{?([A-Za-z]\w*)", values)) - {
-        "HOME",
-        "USER",
-        "PWD",
-        "SCRATCH",
-        "WORK",
-        "LOGNAME",
-    }
-    names = {name for name in names if not name.startswith(("SLURM_", "PBS_")) and not script.sets(name)}
-    return len(names) > 1 or "envsubst" in script.text
+    names = {name for name in re.findall(r"\$\{?([A-Za-z]\w*)", value) if not _OF_JOB.fullmatch(name)}
+    return {name for name in names if not script.sets(name)}
 
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")

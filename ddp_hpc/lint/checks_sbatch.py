@@ -152,18 +152,26 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
 
+def _takes_next(d: Directive) -> bool:
+    """Returns whether the value of an option is the next option."""
+    return bool(_TAKEN.match(d.value)) and not d.fault and "=" not in d.written
+
+
 @check("SLURM003", "error", "an option without its value, or an ambiguous one")
 def _incomplete_option(subject: Subject) -> Iterator[Problem]:
-    for d in _options(subject):
+    options = list(_options(subject))
+    num_empty = sum(d.fault == "no value" or _takes_next(d) for d in options)
+    for d in options:
         written = shown(d.written)
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
-        elif _TAKEN.match(d.value) and not d.fault and "=" not in d.written:
+        elif _takes_next(d):
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
-            has_comment = "#" in subject.script.lines[d.line - 1][1:]  # which says what belongs there
-            yield Problem(d.line, what, "give it a value", is_to_fill_in=has_comment)
+            # A comment says what belongs there, and accounts are often removed before publication.
+            is_empty = d.flag == "--account" or "#" in subject.script.lines[d.line - 1][1:] or num_empty > 1
+            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_empty)
         elif d.flag == "--gres" and not d.value and not d.fault:
             what = "--gres is empty, which Slurm rejects since 21.08"
             yield Problem(d.line, what, "name a resource, or remove it", "warning")
@@ -219,12 +227,12 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 _TAKES_NUMBER.match(d.flag)
                 and not is_name
                 and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
-            ) or (d.flag == "--gres" and re.search(":[xXnN]$", d.value))
+            ) or (not d.value or (d.flag == "--gres" and re.search(":[xXnN]$", d.value)))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
             yield Problem(d.line, what, remedy, is_to_fill_in=bool(may_be_filled_in))
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
-            what = f"sbatch takes --priority {shown(d.value)} for 0, which holds the job"
-            yield Problem(d.line, what, "remove it: only operators can raise a priority", "warning")
+            what = f"sbatch takes --priority {shown(d.value)} for 0, and ignores it"
+            yield Problem(d.line, what, "remove it: only operators can raise a priority", "note")
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
             what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
             yield Problem(d.line, what, "write a number of tasks after %", "note")
@@ -300,8 +308,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             is_first = before is None or before.line != d.line
             severity: Severity | None = "note" if is_comment else None
             is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
-            is_word = re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option
-            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, bool(is_first and is_word))
+            is_word = is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option
+            is_in_braces = re.search(r"\{ *\w+ *\}", d.text)
+            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, bool(is_word or is_in_braces))
 
 
 def _remedy_of_stray(before: Directive | None, d: Directive) -> str:

@@ -21,6 +21,8 @@ _PROMPT = re.compile(r"(?:\(\w{1,30}\) ?)?\[\w{1,30}@[\w.-]{1,40} [^\]\s]{1,80}\
 _PROSE = re.compile(
     r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
 )
+# A path for the reader to replace.
+_PATH_TO = re.compile(r"(?m)^[^#\n]*(?:/path/to/|\bPATH_TO_|\bpath_to_)")
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 _OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
@@ -38,7 +40,7 @@ def without_unsubmitted(
     findings = list(findings)
     read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
-    is_not_submitted |= any(one.is_to_fill_in for one in findings)
+    is_not_submitted |= any(one.is_to_fill_in for one in findings) or bool(_PATH_TO.search(script.text))
     for one in findings:
         is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
         yield replace(one, severity="note") if is_weaker else one
@@ -46,7 +48,9 @@ def without_unsubmitted(
 
 def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bool:
     """Returns whether nobody submits the file: a text, several scripts, a backup copy or a template."""
-    if path and (_OF_BACKUPS.fullmatch(path.name) or has_suffix_of_template(path)):
+    if path and _OF_BACKUPS.fullmatch(path.name):
+        return True
+    if path and (has_suffix_of_template(path) or "template" in path.name.lower()):
         return True
     if path and any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1])):
         return True

@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT|REQUESTED)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
-  | \.\.\.$ | (?<![\w${-])(?:project|account|partition)[_-]name(?![\w-])
+  | \.\.\.$ | (?<=\s)\.\.\.(?=\s) | (?<![\w${-])(?:project|account|partition)[_-]name(?![\w-])
     """,
     re.VERBOSE,
 )
@@ -41,9 +41,10 @@ _FOR_NUMBER = re.compile(
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
 # What a program replaces where a number, a size or a time belongs: num_cores, 1-n_jobs%4, self.cores,
-# 1-==jobs==, XXXtime, xTime:00:00, CORES and HH:MM:SS.
+# 1-==jobs==, XXXtime, xTime:00:00, MaxMem, CORES and HH:MM:SS.
 _NAME_FOR_VALUE = re.compile(
-    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}"
+    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}|[A-Z][a-z]+[A-Z]\w+"
+    r"|\w*_(?:[Oo]f|[Tt]he|[Tt]o|[Yy]our?)_[\w.-]+"
     r"|(?!NONE|NULL|NAN|INF|[KMGT]B)[A-Z]{2,}(?::[A-Z]{2,}){0,2})(?:%\w+)?"
 )
 # A script for a template engine: bash could not run these lines.

@@ -1613,7 +1613,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB004", "warning", "#!/bin/bash\nmpirun ./a\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\n"),
     ("RANK031", "note", S + "srun -n NUMTASKS ./a\n"),
     ("RANK031", "error", S + "sbatch --time=LONG job.sh\n"),
-    ("SLURM015", "warning", S + "#SBATCH --priority=high\n./a\n"),
+    ("SLURM015", "note", S + "#SBATCH --priority=high\n./a\n"),
     ("JOB002", "note", "#!/usr/bin/env perl\r\nprint <<EOF;\r\n#PBS -l nodes=1\r\nEOF\r\n"),
     (
         "RANK005",
