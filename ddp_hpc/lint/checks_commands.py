@@ -374,7 +374,9 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             export = "export " * (command.words[0] == "export" or not is_read)
             is_empty = words[2:3] == ("",)  # as is a variable that nobody sets
             severity: Severity | None = None if is_read and not is_empty else "note"
-            yield Problem(command.line, what, f"write {export}{plain(words[0])}=VALUE", severity)
+            is_left_out = re.search(r"=\s+#", script.lines[command.line - 1]) is not None
+            remedy = f"write {export}{plain(words[0])}=VALUE"
+            yield Problem(command.line, what, remedy, severity, is_left_out)
         if glued := _GLUED.search(command.text):
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")

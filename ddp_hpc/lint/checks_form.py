@@ -268,7 +268,7 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     is_more = first is not None and second is not None and first < second
     fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
-    is_name = name in ("--array", "--job-name", "-N", "--hint")
+    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software")
     return is_part or is_refined or is_more or fits or is_other_log or is_name
 
 

@@ -156,6 +156,8 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 remedy = "write - instead of the dash"
             elif d.line not in with_option:
                 remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
+                if subject.uses_chunks and "=" in d.value:
+                    remedy = "write it as a part of select, after a colon"
                 if letter := _LETTERS.get(d.value.partition("=")[0].strip("-")):
                     remedy = f"write {letter} and the value"
             yield Problem(

@@ -179,7 +179,8 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             what = f"{written} has no value, so sbatch rejects it"
             yield Problem(d.line, what, "give it a value", is_to_fill_in=True)
         elif d.fault == "extra value":
-            yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
+            remedy = "remove it, as it is an option of srun" if d.flag == "--wait" else "remove the value"
+            yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", remedy)
 
 
 @check("SLURM015", "error", "a value that sbatch rejects")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -48,25 +48,31 @@ def without_unsubmitted(
 
 def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bool:
     """Returns whether nobody submits the file: a text, several scripts, a backup copy or a template."""
-    if path and _OF_BACKUPS.fullmatch(path.name):
-        return True
-    if path and (has_suffix_of_template(path) or "template" in path.name.lower()):
-        return True
-    if path and any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1])):
-        return True
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
-    is_one_script = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
-    is_one_script &= bool(script.read())
-    has_name_of_text = path is not None and (
-        path.suffix in _OF_TEXTS or re.match(r"readme(?:\.|$)", path.name, re.IGNORECASE) is not None
-    )
-    is_prose = num_shebangs == 0 and any(map(_PROSE.match, script.lines[:3]))
-    has_prompts = sum(map(bool, map(_PROMPT.match, script.lines))) >= _MANY
-    is_prose |= has_prompts or bool(_PROMPT.match(script.lines[0]))
-    is_prose |= script.lines[0][:2] != "#!" and sum(line.startswith("```") for line in script.lines) > 1
+    has_shebang = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
+    if path is not None:
+        is_other = _has_name_of_other(path) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
+        has_name_of_text = path.suffix in _OF_TEXTS or re.match(r"(?i)readme(?:\.|$)", path.name)
+        is_text = has_name_of_text and not (has_shebang and script.read())
+        if is_other or is_text:
+            return True
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
-    return is_prose or (len(later) >= _MANY and not is_conflict) or (has_name_of_text and not is_one_script)
+    return _is_prose(script.lines, num_shebangs) or (len(later) >= _MANY and not is_conflict)
+
+
+def _has_name_of_other(path: Path) -> bool:
+    """Returns whether the name is that of a backup copy or a template."""
+    is_template = has_suffix_of_template(path) or "template" in path.name.lower()
+    return is_template or _OF_BACKUPS.fullmatch(path.name) is not None
+
+
+def _is_prose(lines: Sequence[str], num_shebangs: int) -> bool:
+    """Returns whether a file begins with a sentence, or contains Markdown or what a terminal has shown."""
+    num_prompts = sum(map(bool, map(_PROMPT.match, lines)))
+    has_fences = lines[0][:2] != "#!" and sum(line.startswith("```") for line in lines) > 1
+    begins = num_shebangs == 0 and any(map(_PROSE.match, lines[:3]))
+    return begins or has_fences or num_prompts >= _MANY or _PROMPT.match(lines[0]) is not None
 
 
 def _may_be_notes(script: Script, later: list[str]) -> tuple[str, ...]:
