@@ -26,6 +26,7 @@ def severities(path: Path, text: str) -> dict[str, str]:
         ("#job.sh#", "note"),
         ("job.old", "note"),
         ("job.template", "note"),
+        ("job_template.sh", "note"),
         ("job.in", "error"),
         ("#1_job.sh", "error"),
         ("job.py", "error"),
@@ -33,6 +34,22 @@ def severities(path: Path, text: str) -> dict[str, str]:
 )
 def test_a_finding_in_a_backup_copy_or_a_template_is_a_note(tmp_path: Path, name: str, expected: str) -> None:
     assert severities(tmp_path / name, JOB)["SLURM015"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{JOB}./a /path/to/data\n", "note"),
+        (f"{JOB}# ./a /path/to/data\n", "error"),
+        (f"{JOB}./a $path_to_data\n", "note"),
+        (f"[user@login1 ~]$ cat job.sh\n{JOB}", "note"),
+        (f"# A job\n```bash\n{JOB}```\n", "note"),
+    ],
+)
+def test_a_finding_in_an_example_is_a_note(tmp_path: Path, text: str, expected: str) -> None:
+    found = severities(tmp_path / "job.sh", text)
+    assert ("error" in found.values()) == (expected == "error")
+    assert {"SLURM001", "SLURM015"} & {*found}
 
 
 def test_who_submits_a_backup_copy_means_it(tmp_path: Path) -> None:
