@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ddp_hpc.base.text_table import cut
+from ddp_hpc.lint.files_beside import options_on_submission
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder, stands_for_number, without_comment
 from ddp_hpc.lint.template_files import Template, template_of
@@ -73,6 +74,11 @@ class Subject:
     def template(self) -> Template | None:
         """The template in the file; None if it is a script."""
         return template_of(self.script, self.path)
+
+    @cached_property
+    def given_on_submission(self) -> frozenset[str]:
+        """The options that programs and READMEs beside the script give to sbatch or qsub with it."""
+        return options_on_submission(self.path, self.scheduler.reader)
 
     @cached_property
     def uses_chunks(self) -> bool:

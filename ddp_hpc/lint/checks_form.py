@@ -95,7 +95,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         # Users keep options that they do not use below the last command.
         last = max((command.line for command in script.commands), default=lines[0])
         are_kept = lines[0] > last and any(map(_REQUESTS.match, given))
-        is_given = 2 * len(flags - given) <= len(flags)
+        is_given = 2 * len(flags - given) <= len(flags) or flags <= given | subject.given_on_submission
         moved = "them" if len(lines) > 1 else "it"
         moved = "those that are valid" if any(d.fault for d in late) else moved
         yield Problem(
@@ -194,6 +194,8 @@ def _flags(subject: Subject, line: str) -> set[str]:
         read = [d for d in read if d.flag not in ("-o", "-e")]
     if subject.script.value("--ntasks") is None:  # so that all tasks are on one node
         read = [d for d in read if (d.flag, d.value) != ("--nodes", "1")]
+    if subject.script.value("--ntasks-per-node") is None:  # so that srun starts one task on each node
+        read = [d for d in read if (d.flag, d.value) != ("--ntasks", subject.script.value("--nodes"))]
     return {_one_of(d.flag.partition(":")[0]) for d in read if (d.flag, d.value) not in _DEFAULTS}
 
 
@@ -245,6 +247,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
             is_log = name in subject.scheduler.reader.log_flags
             is_overridden = _is_overridden(subject, name, seen[name], value, is_log)
+            is_overridden = is_overridden or name in subject.given_on_submission
             severity: Severity | None = "note" if is_overridden else None
             remedy = _joined(name, seen[name], value)
             if re.search(r"\s--tasks[= ]", script.lines[line - 1]):
@@ -268,7 +271,8 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     is_more = first is not None and second is not None and first < second
     fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
-    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software")
+    # Partitions overlap, and the last one is mostly the one that is meant.
+    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software", "--partition")
     return is_part or is_refined or is_more or fits or is_other_log or is_name
 
 

@@ -99,6 +99,8 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
                 else f"{comment}; Torque ignores it, but OpenPBS and PBS Professional reject the script",
                 "move the comment to its own line",
                 None if is_rejected else "note",
+                # A program may replace a word in capital letters.
+                is_to_fill_in=re.fullmatch(r"\s#[A-Z_]{3,}\s*", match[0]) is not None,
             )
 
 

@@ -122,8 +122,8 @@ def _instead_of_variable(d: Directive) -> str:
         return f"write {pattern} instead of the variable" + " and the value of the other" * (
             d.value.count("$") > 1
         )
-    if d.flag in ("-N", "--job-name") and re.search(r"\$\{?\w*JOB_?ID", d.value):
-        return "leave the job ID out"
+    if d.flag in ("-N", "--job-name") and re.search(r"\$\{?\w*(?:JOB_?ID|TASK_?ID|INDEX)", d.value):
+        return "leave it out, as the scheduler shows the job ID and the index of the task"
     return "write the literal value, or pass the option to qsub or sbatch on the command line"
 
 

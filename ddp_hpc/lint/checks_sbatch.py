@@ -7,25 +7,19 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.files_beside import is_part_of_others
 from ddp_hpc.lint.log_directories import created_directories, directory_of, exists_near, missing_directory
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
-from ddp_hpc.lint.placeholders import marked_placeholder, stands_for_value
-from ddp_hpc.lint.template_files import is_part_of_others
-from ddp_hpc.schedulers.slurm.check_option_values import (
-    expected_value,
-    rejecting_versions,
-    unknown_mail_types,
-)
+from ddp_hpc.lint.placeholders import stands_for_value
+from ddp_hpc.schedulers.slurm.check_option_values import expected_value, rejecting_versions
 from ddp_hpc.schedulers.slurm.contradictions import Contradiction, contradictions
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
 _REJECT = "and later versions reject it"
-# Types of mail, by other words for them, or with a mark after them.
-_MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
-_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
-_OF_FAILURE = re.compile(r"(?i)(?:TIME_?OUT|FAIL|ERR|ABORT|NODE_FAIL|OOM|OUT_OF_MEM)")
+# The last words of descriptions of a value, such as ACCOUNT HERE and directory path.
+_OF_BLANKS = ("here", "path", "name")
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
@@ -153,8 +147,9 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
 
 
 def _takes_next(d: Directive) -> bool:
-    """Returns whether the value of an option is the next option."""
-    return bool(_TAKEN.match(d.value)) and not d.fault and "=" not in d.written
+    """Returns whether the value of an option is the next option, but no name that begins with a dash."""
+    taken = "--" if d.flag in ("--job-name", "--comment") else _TAKEN
+    return bool(re.match(taken, d.value)) and not d.fault and "=" not in d.written
 
 
 @check("SLURM003", "error", "an option without its value, or an ambiguous one")
@@ -230,7 +225,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             ) or (not d.value or (d.flag == "--gres" and re.search(":[xXnN]$", d.value)))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
-            yield Problem(d.line, what, remedy, is_to_fill_in=bool(may_be_filled_in))
+            # sbatch reads the indices of an array only from the command line, if they are there, too.
+            is_replaced = d.flag == "--array" and d.flag in subject.given_on_submission
+            yield Problem(d.line, what, remedy, "note" if is_replaced else None, bool(may_be_filled_in))
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
             what = f"sbatch takes --priority {shown(d.value)} for 0, and ignores it"
             yield Problem(d.line, what, "remove it: only operators can raise a priority", "note")
@@ -309,9 +306,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             is_first = before is None or before.line != d.line
             severity: Severity | None = "note" if is_comment else None
             is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
-            is_word = is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option
-            is_in_braces = re.search(r"\{ *\w+ *\}", d.text)
-            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, bool(is_word or is_in_braces))
+            is_left = d.value.lower() in _OF_BLANKS or bool(re.search(r"\{ *\w+ *\}", d.text))
+            is_left |= bool(is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option)
+            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, is_left)
 
 
 def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
@@ -322,41 +319,13 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
         return f"write --{plain(d.value[2:].replace('_', '-'))}"
     if d.value == "-":
         return "remove the blank after -"
+    if before is not None and (glued := re.search(r"\w(--[a-z][\w-]+)", before.value)):
+        return f"write a blank before {plain(glued[1])}"
     if before is None or before.line != d.line:
         return "write the option before it, or # before a comment"
     if with_two_dashes(before) and "=" not in before.written:
         return f"write -{plain(before.written)}={plain(d.value)}"
     return "remove the blank before it, quote a value with blanks, or write # before a comment"
-
-
-@check("SLURM019", "warning", "mail that Slurm does not send")
-def _no_mail(subject: Subject) -> Iterator[Problem]:
-    user = subject.script.value("--mail-user")
-    if user and subject.script.value("--mail-type") is None and "mail-type" not in subject.script.text:
-        what = "without --mail-type, Slurm sends no mail to this user"
-        is_example = bool(re.fullmatch(r"[\w.-]*mail[\w.-]*", user) or marked_placeholder(user))
-        sends_itself = any(c.name in ("mail", "mailx", "sendmail", "mutt") for c in subject.script.commands)
-        remedy = "add #SBATCH --mail-type=END,FAIL"
-        severity: Severity | None = "note" if sends_itself else None
-        yield Problem(subject.line_of("--mail-user"), what, remedy, severity, is_example)
-    for d in _options(subject):
-        if d.flag == "--mail-user" and re.fullmatch(
-            r"[\w.-]+\.(?:com|org|net|edu|gov)|(?:[\w-]+\.){2,}[a-z][a-z]", d.value
-        ):
-            yield Problem(d.line, f"{shown(d.value)} is not an address, as it has no @", "write NAME@HOST")
-        is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
-        if is_read and (unknown := unknown_mail_types(d.value)):
-            what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
-            remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
-            if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
-                remedy = f"write {meant}"
-            # Slurm also sends the mail of END if the job fails (job_completion_logger in job_mgr.c).
-            others = {word.strip().upper() for word in d.value.split(",")} - {
-                word.upper() for word in unknown
-            }
-            # FAIL is also for a time limit, and for whatever else ends the job.
-            is_sent = others & {"END", "ALL"} or ("FAIL" in others and all(map(_OF_FAILURE.match, unknown)))
-            yield Problem(d.line, what, remedy, "note" if is_sent else None)
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")

@@ -49,7 +49,7 @@ export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
 (?:cd|mkdir|source)\s[^"'(`]*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
 (?:export\s+)?<NAME>=\$\{?\w+\}?\*(?:\d+|\$\w+)$ @ bash does not compute it @ write $(( ))
 [^#]*--rdzv[-_]endpoint[= ]"?\w+:// @ the endpoint is HOST:PORT, without a protocol @ omit it
-cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name
+cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name @ note
 (?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s @ users cannot do this in a job @ use a container @ note
 \$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $ @ note
 (source|python3?|module|conda|cd|torchrun)\s+\1\s @ this word is written twice @ omit one

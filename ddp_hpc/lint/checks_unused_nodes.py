@@ -153,7 +153,8 @@ def _prepares_ranks(subject: Subject) -> bool:
     sourced = [c.argv[1] for c in subject.script.commands if c.name in ("source", ".") and len(c.argv) > 1]
     if any(_WITH_OWN_RANKS.fullmatch(command.name) for command in subject.script.commands):
         return True
-    if any(re.search(r"/oneapi/.*\.sh$|mpivars", file[:_MAX_CHARS]) for file in sourced):
+    with_mpi = r"/oneapi/.*\.sh$|mpivars|(?i:sparc|vasp|gpaw|espresso|siesta|cp2k)"
+    if any(re.search(with_mpi, file[:_MAX_CHARS]) for file in sourced):
         return True
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
     return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)

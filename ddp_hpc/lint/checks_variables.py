@@ -175,6 +175,8 @@ def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Probl
         is_given = any(script.value(option) is not None or option in of_launchers for option in options)
         if name not in read or is_given or re.search(rf"\$\{{{name}:?[=-]", script.text):
             continue
+        if not subject.given_on_submission.isdisjoint(options):
+            continue
         uses = [c for c in script.commands if name in expanded(expanded_in_shell(c.text))]
         if uses:
             what = f"{name} is empty, because it is set only with {' or '.join(options[:2])}"

@@ -41,8 +41,11 @@ def without_unsubmitted(
     read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
     is_not_submitted |= any(one.is_to_fill_in for one in findings) or bool(_PATH_TO.search(script.text))
+    # The head of other scripts, or the beginning of one, has directives only.
+    is_head = path is not None and all(line[:1] in ("", "#") for line in map(str.strip, script.lines))
     for one in findings:
         is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
+        is_weaker = is_weaker or (is_head and one.severity == "warning")
         yield replace(one, severity="note") if is_weaker else one
 
 

@@ -23,7 +23,7 @@ _NAMED = re.compile(
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton|BLANK)(?![A-Za-z])|^skel\.|[a-z]Template(?![a-z])",
 )
 _STATEMENT = re.compile(
-    r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
+    r"%include\s*<|\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
 )
 # Placeholders that only programs fill in. The first word of Jinja is a name: `{{.Names}}` is for docker ps.
 _OF_PROGRAMS = re.compile(
@@ -50,9 +50,6 @@ _IN_TEMPLATES = re.compile(
     r"|(?<=[-=\s:,])(?!(?:ALL|NONE|END|FAIL|BEGIN|NODE|REQUEUE|TIME_LIMIT|ARRAY_TASKS)(?![A-Z]))"
     r"[A-Z][A-Z_]{2,}(?=$|[:,%])"
 )
-_PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
-_MAX_PROGRAMS = 60
-_MAX_BYTES = 200_000
 _MAX_CHARS = 500
 
 
@@ -130,33 +127,3 @@ def _is_named(path: Path) -> bool:
     return bool(_NAMED.search(path.name)) or any(
         _NAMED.search(parent.name) for parent in islice(path.absolute().parents, 2)
     )
-
-
-def is_part_of_others(path: Path | None) -> bool:
-    """Returns whether a program beside the file starts it with bash or writes it into another file, and none
-    contains its name after sbatch or qsub.
-    """
-    if path is None:
-        return False
-    texts = (text for text in _programs_beside(path) if path.name in text)
-    name = re.escape(path.name)
-    lines = [line[:_MAX_CHARS] for text in texts for line in text.splitlines() if path.name in line]
-    file = rf"[\"']?(?:(?:\$\([^()]*\)|[^\s()])*/)?{name}(?=[\s\"';)]|$)"
-    starts = r"(?:(?:nohup|time|srun(?:\s+-\S+)*)\s+)?(?:bash|sh|source|\.)|sbatch\s.*--wrap.*sh"
-    adds = rf"(?:cat|sed|envsubst)\s(?:[^|#>]*\s)?{file}[^|#>]*>>|.*#!/.*\bcat\s+{file}"
-    uses = re.compile(rf"\s*(?:(?:{starts}) {file}|{adds}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
-    is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b(?!.*--wrap)[^|]*{name}", line) for line in lines)
-    return not is_submitted and any(map(uses.match, lines))
-
-
-def _programs_beside(path: Path) -> Iterator[str]:
-    """Yields the texts of programs in the directory of the file, and in the one above."""
-    for directory in islice(path.absolute().parents, 2):
-        try:
-            beside = sorted(directory.iterdir())
-            programs = [one for one in beside if one.suffix in _PROGRAMS and one.name != path.name]
-            for program in programs[:_MAX_PROGRAMS]:
-                if program.is_file() and program.stat().st_size <= _MAX_BYTES:
-                    yield program.read_text("utf-8", "replace")
-        except OSError:  # the directory or a file cannot be read
-            continue

@@ -1569,7 +1569,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Some scripts narrow a block of directives that all of them share.
     ("JOB007", "note", S + "#SBATCH --array=0\n#SBATCH --array=4,8\n"),
     ("JOB007", "note", S + "#SBATCH --partition=a,b\n#SBATCH --partition=a\n"),
-    ("JOB007", "warning", S + "#SBATCH --partition=a\n#SBATCH --partition=b\n"),
+    ("JOB007", "note", S + "#SBATCH --partition=a\n#SBATCH --partition=b\n"),
     ("JOB005", "warning", P + "#PSB -q long\n"),
     ("JOB005", "note", P + "# PBS -l ncpus=4\n"),
     # Probably disabled: another directive sets the option, or letters precede the prefix.
@@ -1888,7 +1888,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("JOB007", "note", S + "#SBATCH --nodes=2\n#SBATCH -N 4\n./a\n"),  # the job runs in any case
     ("JOB007", "note", S + "#SBATCH --time=1-00\n./a\n"),
     ("JOB007", "warning", S + "#SBATCH --mem=9G\n#SBATCH --mem=900M\n./a\n"),
-    ("JOB007", "warning", S + "#SBATCH -p long\n#SBATCH -p short\n./a\n"),
+    ("JOB007", "note", S + "#SBATCH -p long\n#SBATCH -p short\n./a\n"),
     ("JOB007", "note", S + "#SBATCH -p long\n#SBATCH -p gpu --gres=gpu:1\n./a\n"),
     ("JOB005", "note", S + "#SBACTH --mail-type=END\n./a\n"),
     ("JOB005", "warning", S + "#SBACTH --mem=8G\n./a\n"),

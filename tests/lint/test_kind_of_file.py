@@ -93,3 +93,27 @@ def test_a_program_that_calls_a_launcher_may_use_all_that_is_requested(
     assert severities(tmp_path / "job.sh", text)[check] == "warning"
     (tmp_path / "scaling.py").write_text("import sh\nsh.mpirun('-np', 96, './pic')\n")
     assert severities(tmp_path / "job.sh", text)[check] == "note"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("README.md", "Submit it with `sbatch -c 4 --array=0-9 job.sh`.\n"),
+        ("submit.sh", "for n in 1 2 4; do sbatch --array=0-9 --cpus-per-task=$n job.sh; done\n"),
+        ("submit.py", "os.system('sbatch --array=0-'+last+' --cpus-per-task='+n+' job.sh '+l)\n"),
+    ],
+)
+def test_options_that_sbatch_gets_on_the_command_line_are_not_missing(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    job = "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --array=0-N%9\npython a.py --workers $SLURM_CPUS_PER_TASK\n"
+    assert severities(tmp_path / "job.sh", job).items() >= {"JOB022": "warning", "SLURM015": "error"}.items()
+    (tmp_path / name).write_text(text)
+    found = severities(tmp_path / "job.sh", job)
+    assert "JOB022" not in found
+    assert found["SLURM015"] == "note"
+
+
+def test_a_file_that_another_one_writes_after_a_header_needs_no_shebang(tmp_path: Path) -> None:
+    (tmp_path / "all.sh").write_text('for one in part.sh; do cat head >> $tmp; cat "$one" >> "$tmp"; done\n')
+    assert severities(tmp_path / "part.sh", PART)["SLURM001"] == "note"

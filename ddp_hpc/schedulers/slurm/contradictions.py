@@ -100,7 +100,8 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         others = "--ntasks, --nodes or --gpus" if since else "--ntasks or --gpus"
         what = f"sbatch rejects --gpus-per-task without {others}"
         yield Contradiction(("--gpus-per-task",), what, "add --ntasks", since)
-    least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
+    # Since 23.02, the list may have more nodes than the job.
+    least = nodes[0] or _num_hosts(given.get("--nodelist", ""))
     if 0 < total < least:
         what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
         remedy = "--gpus is the number for the whole job; use --gpus-per-node"
