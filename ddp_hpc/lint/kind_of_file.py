@@ -40,6 +40,7 @@ def without_unsubmitted(
     findings = list(findings)
     read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
+    is_not_submitted |= path is not None and _is_run_by_bash(script, path.name)
     is_not_submitted |= any(one.is_to_fill_in for one in findings) or bool(_PATH_TO.search(script.text))
     # The head of other scripts, or the beginning of one, has directives only.
     is_head = path is not None and all(line[:1] in ("", "#") for line in map(str.strip, script.lines))
@@ -62,6 +63,15 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
             return True
     is_conflict = script.lines[0].startswith("<<<<<<<")  # of git merge, which has each shebang twice
     return _is_prose(script.lines, num_shebangs) or (len(later) >= _MANY and not is_conflict)
+
+
+def _is_run_by_bash(script: Script, name: str) -> bool:
+    """Returns whether a comment says to start the script with bash, and none says to submit it."""
+    text = script.text
+    return name in text and (
+        re.search(rf"(?m)^#[^!\n]*\b(?:bash|sh)\s+\S*{re.escape(name)}(?![\w.-])", text) is not None
+        and re.search(r"\b(?:sbatch|qsub)\b", text) is None
+    )
 
 
 def _has_name_of_other(path: Path) -> bool:

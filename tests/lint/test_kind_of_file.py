@@ -43,6 +43,8 @@ def test_a_finding_in_a_backup_copy_or_a_template_is_a_note(tmp_path: Path, name
         (f"{JOB}# ./a /path/to/data\n", "error"),
         (f"{JOB}./a $path_to_data\n", "note"),
         (f"[user@login1 ~]$ cat job.sh\n{JOB}", "note"),
+        (f"{JOB}# launch with: bash scripts/job.sh 3\n", "note"),
+        (f"{JOB}# launch with: bash scripts/job.sh 3, or sbatch\n", "error"),
         (f"# A job\n```bash\n{JOB}```\n", "note"),
     ],
 )
@@ -106,7 +108,9 @@ def test_a_program_that_calls_a_launcher_may_use_all_that_is_requested(
 def test_options_that_sbatch_gets_on_the_command_line_are_not_missing(
     tmp_path: Path, name: str, text: str
 ) -> None:
-    job = "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --array=0-N%9\npython a.py --workers $SLURM_CPUS_PER_TASK\n"
+    job = (
+        "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --array=0-N%9\npython a.py --workers $SLURM_CPUS_PER_TASK\n"
+    )
     assert severities(tmp_path / "job.sh", job).items() >= {"JOB022": "warning", "SLURM015": "error"}.items()
     (tmp_path / name).write_text(text)
     found = severities(tmp_path / "job.sh", job)
