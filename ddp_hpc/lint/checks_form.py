@@ -272,7 +272,7 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
     # Partitions overlap, and the last one is mostly the one that is meant.
-    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software", "--partition")
+    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software", "--partition", "--chdir")
     return is_part or is_refined or is_more or fits or is_other_log or is_name
 
 

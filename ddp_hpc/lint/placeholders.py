@@ -36,7 +36,7 @@ _MARKED = re.compile(
 )
 # Letters such as MEMORY and 1-X as the value of an option of sbatch, or of a resource of PBS.
 _FOR_NUMBER = re.compile(
-    r"(?:--(?:mem|nodes|ntasks|cpus|time|array)[\w-]*[= ]\s*|"
+    r"(?:--(?:mem|nodes|ntasks|cpus|time|array)[\w-]*[= ]\s*|-[nct]\s+|-N\s+(?=[XY]\b)|"
     r"-l\s+(?:\S*[,:])?(?:walltime|nodes|ncpus|mem|ppn|select)=)"
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
