@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
 CLOSES = frozenset(("fi", "esac", "done", "}"))
 _END_OF = {"if": "fi", "case": "esac", "{": "}"}
-# What asks whether the script runs in a job, in which one, or on which computer. The first argument of a
-# script often says so, too.
+# What asks whether the script runs in a job, in which one, or on which computer.
 _WHERE = re.compile(
-    r"\b(?:SLURM_JOB(?:_?ID|_NAME|_PARTITION)?|PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE))\b|mom_priv|"
+    r"(?<![\w/.-])\$\{?(?:SLURM_JOB(?:_?ID|_NAME|_PARTITION)?|PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE))\b|mom_priv|"
+    r"-v (?:SLURM_JOB_?ID|PBS_JOBID)\b|\bhostname\b|"
     r"\b(?:command -v|which|type|hash)\s+(?:srun|sbatch|qsub|mpirun|mpiexec|aprun|jsrun|bsub)\b|"
-    r"(?i:host|machine|cluster|scheduler|\b(?:in_)?(?:slurm|pbs)\b)|case\s.*\$\{?1\b"
+    r"\$\{?(?i:host(?:_?name)?|machine|cluster|platform|system|batch_system)(?:_?(?i:name))?\b|"
+    r"(?<![\w./$-])(?:(?i:in)_)?(?i:slurm|pbs)\b(?![./-])"
 )
+# The first argument of a script often says so, too.
+_FIRST_ARGUMENT = re.compile(r"case\s.*\$\{?1\b")
+# Of a condition, and of those around a line.
+_MAX_CHARS = 500
+_MAX_DEPTH = 10
 _TESTS = frozenset(("[", "[[", "test", "command", "which", "type", "hash", "grep"))
 _KEYWORDS = _OPENS | CLOSES | {"then", "else", "elif", "do", "!", "time", "coproc"}
 
@@ -35,35 +41,45 @@ def with_depth(commands: Iterable[Command]) -> Iterator[tuple[Command, int]]:
 
 
 def conditions_by_line(commands: Iterable[Command]) -> dict[int, str]:
-    """Maps the line of each command that a condition precedes to the conditions around it and before it.
+    """Maps the line of each command that depends on conditions to their texts.
 
-    These are the texts of the commands of each `if`, `elif` and `case` around it, of those before ||, and of
-    tests before &&.
+    These are the commands of each `if`, `elif` and `case` around it, and the tests before && and || in the
+    same line. For the branch of `else`, they are those of its `if`, although they are false there.
     """
     conditions: dict[int, str] = {}
     blocks: list[str] = []
+    seen: set[int] = set()
     chain, is_condition = "", False
     for command in commands:
         for word in _keywords(command):
             if word in CLOSES:
                 del blocks[-1:]
             elif word in _OPENS:
-                blocks.append("")
+                blocks.append(chain if word == "{" else "")
+                chain = "" if word == "{" else chain
             is_condition = word in ("if", "elif", "case") or (is_condition and word not in ("then", "else"))
         if is_condition and blocks:
-            blocks[-1] += f"{command.text}\n"
+            blocks[-1] = f"{blocks[-1]}{command.text}\n"[:_MAX_CHARS]
             is_condition = command.words[0] != "case"
-        if around := "".join((*blocks, chain)):
-            conditions.setdefault(command.line, around)
-        is_test = command.ends == "||" or (command.ends == "&&" and (chain or _TESTS & {*command.words[:2]}))
-        chain = f"{chain}{command.text}\n" if is_test else ""
+        around = "".join((*blocks[-_MAX_DEPTH:], chain))
+        # What comes before && in a line, as in `cd $DIR && make`, does not depend on it.
+        if around and (chain or command.line not in seen) and command.name != "exit":
+            conditions[command.line] = around
+        seen.add(command.line)
+        is_test = command.ends in ("&&", "||") and (chain or _TESTS & {*command.words[:2]})
+        chain = f"{chain}{command.text}\n"[:_MAX_CHARS] if is_test else ""
     return conditions
 
 
-def asks_where(script: Script, line: int = 0) -> bool:
-    """Returns whether a line, or any line, runs only at some place, such as outside of jobs."""
-    conditions = [script.conditions.get(line, "")] if line else script.conditions.values()
-    return any(map(_WHERE.search, conditions))
+def asks_where(script: Script) -> bool:
+    """Returns whether any condition of the script asks where it runs, for example whether it is in a job."""
+    return any(map(_WHERE.search, {*script.conditions.values()}))
+
+
+def may_run_elsewhere(script: Script, line: int) -> bool:
+    """Returns whether a line may run only outside of jobs or on another computer, as its conditions ask."""
+    conditions = script.conditions.get(line, "")
+    return bool(_WHERE.search(conditions) or _FIRST_ARGUMENT.search(conditions))
 
 
 def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:

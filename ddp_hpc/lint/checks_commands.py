@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.blocks import CLOSES, asks_where
+from ddp_hpc.lint.blocks import CLOSES, asks_where, may_run_elsewhere
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import expanded_in_shell, requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command, Script
@@ -145,7 +145,7 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     is_last_of_several = len(background) > 1 and len(rest) == 1 and len(equal) == 1
     is_last_of_several = is_last_of_several and not _OF_ONE_RUN.search(rest[0].text)
     if not waits and (not rest or is_last_of_several) and not _MONITORS.search(started.text):
-        is_elsewhere = asks_where(script, started.line)
+        is_elsewhere = may_run_elsewhere(script, started.line)
         severity: Severity | None = "note" if is_elsewhere else "warning" if rest else None
         what = (
             f"the script ends while {shown(started.name)} runs in the background, and "
@@ -247,8 +247,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     # A script may ask whether it has a terminal.
     asks = re.search(r"(?:\[|test) +-t +[012]\b|\btty -s\b", subject.script.text)
     num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
-    # If all directives come after commands, the file may be a list of commands for a terminal.
-    for command in subject.script.commands if subject.script.read() and not asks else ():
+    # Without a shebang and directives at its beginning, the file may be a list of commands for a terminal.
+    is_script = bool(subject.script.scheduler and (subject.script.read() or subject.script.shebang))
+    for command in subject.script.commands if is_script and not asks else ():
         # An alias runs nothing, and the others give their command a terminal.
         is_other = command.name in ("echo", "printf", "alias", "script", "unbuffer", "expect")
         if is_other or "--no-shell" in command.words or not (match := _INTERACTIVE.search(command.text)):
@@ -286,7 +287,7 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
         return what, "make sure that it needs no password on the nodes of jobs", "note"
     what = f"{shown(text)} needs a terminal, and a batch job has none"
     if name in ("docker", "podman"):
-        # podman only prints a warning, and most scripts with docker are for machines without a scheduler.
+        # podman only prints a warning, and most scripts with docker -it are run by hand on another machine.
         return what, "omit the option for a terminal", "note"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"
@@ -372,11 +373,12 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
             is_exported = command.words[0] == "export" and words[0].isupper()
             is_read = re.search(rf"(?m)^[^#\n]*\$\{{?{re.escape(words[0])}\b", script.text) or is_exported
             export = "export " * (command.words[0] == "export" or not is_read)
-            is_empty = words[2:3] == ("",)  # as is a variable that nobody sets
+            # A variable that nobody sets is empty, too, but set -e ends the script here.
+            is_empty = words[2:3] == ("",) and not re.search(r"(?m)^[ \t]*set -\w*e", script.text)
             severity: Severity | None = None if is_read and not is_empty else "note"
-            is_left_out = re.search(r"=\s+#", script.lines[command.line - 1]) is not None
-            remedy = f"write {export}{plain(words[0])}=VALUE"
-            yield Problem(command.line, what, remedy, severity, is_left_out)
+            if re.search(r"=\s+#", script.lines[command.line - 1]):
+                severity = "note"  # the value is to be filled in
+            yield Problem(command.line, what, f"write {export}{plain(words[0])}=VALUE", severity)
         if glued := _GLUED.search(command.text):
             what = f"the value of {glued[1]} is part of the option's name, as no blank or = is between them"
             yield Problem(command.line, what, f"write {glued[1]}={plain(glued[2])}", "note")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from ddp_hpc.lint.blocks import asks_where, with_depth
+from ddp_hpc.lint.blocks import may_run_elsewhere, with_depth
 from ddp_hpc.lint.check_registry import Problem, Subject, check
 from ddp_hpc.lint.launch_commands import single_quoted
 from ddp_hpc.lint.parse_script import Command, Script
@@ -68,7 +68,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
             is_replaced = len(command.argv) < 3 and any(_LOADS_PYTHON.match(c.text) for c in following)
             is_known_to_fail = command.ends == "||" and following[:1] and following[0].name not in _ENDS
             may_be_defined = is_known_to_fail or "module restore" in before
-            may_be_defined = may_be_defined or asks_where(script, command.line)
+            may_be_defined = may_be_defined or may_run_elsewhere(script, command.line)
             is_sure = in_task or (is_used and not (is_replaced or has_other or may_be_defined))
             what = (
                 f"a batch script does not read .bashrc, so {name} activate fails, unless the site defines it"

@@ -64,7 +64,7 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
 def _template(subject: Subject) -> Iterator[Problem]:
     if template := subject.template:
         what = f"{shown(template.placeholder)} is a placeholder, so this file is a template"
-        yield Problem(template.line, what, "fill it in, and check the result")
+        yield Problem(template.line, what, "fill it in, and check the result", is_to_fill_in=True)
 
 
 @check("JOB002", "error", "Windows line endings or byte order mark")
@@ -96,6 +96,9 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         last = max((command.line for command in script.commands), default=lines[0])
         are_kept = lines[0] > last and any(map(_REQUESTS.match, given))
         is_given = 2 * len(flags - given) <= len(flags) or flags <= given | subject.given_on_submission
+        # The script sets the variables of qsub -v itself.
+        set_again = [d for d in late if d.flag == "-v" and all(map(script.sets, d.value.split(",")))]
+        is_harmless = all(d in set_again or _is_without_loss(d) for d in late)
         moved = "them" if len(lines) > 1 else "it"
         moved = "those that are valid" if any(d.fault for d in late) else moved
         yield Problem(
@@ -103,14 +106,14 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
             f"this directive{others} after the first command, where the scheduler ignores directives",
             f"move {moved} to the other directives, above the first command",
             # They may be those of another job, and names of logs with variables have no better place.
-            "note" if are_kept or is_given or all(map(_is_without_loss, late)) else None,
+            "note" if are_kept or is_given or is_harmless else None,
         )
 
 
 def _is_without_loss(directive: Directive) -> bool:
     """Returns whether a directive sets a default, a name, or a log whose name has a variable of the shell."""
     is_log = directive.flag in ("-o", "-e", "--output", "--error")
-    is_name = directive.flag in ("-N", "--job-name", "-v", "-V")  # the script sets the variables itself
+    is_name = directive.flag in ("-N", "--job-name")
     is_default = (directive.flag, directive.value.lower()) in {
         *_DEFAULTS,
         ("--export", "all"),
@@ -192,7 +195,8 @@ def _flags(subject: Subject, line: str) -> set[str]:
     read = list(reader.read_directives([(1, dash + words)]))
     if subject.script.value("-j") in ("oe", "eo"):  # one log has both outputs
         read = [d for d in read if d.flag not in ("-o", "-e")]
-    if subject.script.value("--ntasks") is None:  # so that all tasks are on one node
+    has_tasks = any(subject.script.value(f"--{of}") for of in ("ntasks", "ntasks-per-node", "gpus"))
+    if not has_tasks:  # so that all of the job is on one node
         read = [d for d in read if (d.flag, d.value) != ("--nodes", "1")]
     if subject.script.value("--ntasks-per-node") is None:  # so that srun starts one task on each node
         read = [d for d in read if (d.flag, d.value) != ("--ntasks", subject.script.value("--nodes"))]

@@ -244,7 +244,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             appends = script.value("--open-mode") == "append" or not array
             # Then little is written to the log.
             own = rf"\s*[\"']?[^\s;|&>]{{,300}}\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
-            own_output = rf"(?:>|&>|>&|\btee(?: -a)?\s){own}"
+            own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
+            own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
             is_redirected = any(
                 re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
             )

@@ -20,11 +20,12 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
     user = subject.script.value("--mail-user")
     if user and subject.script.value("--mail-type") is None and "mail-type" not in subject.script.text:
         what = "without --mail-type, Slurm sends no mail to this user"
-        is_example = bool(re.fullmatch(r"[\w.-]*mail[\w.-]*", user) or marked_placeholder(user))
+        is_example = re.fullmatch(r"[\w.-]*mail[\w.-]*", user)  # such as emailaddress
         sends_itself = any(c.name in ("mail", "mailx", "sendmail", "mutt") for c in subject.script.commands)
         remedy = "add #SBATCH --mail-type=END,FAIL"
-        severity: Severity | None = "note" if sends_itself else None
-        yield Problem(subject.line_of("--mail-user"), what, remedy, severity, is_example)
+        severity: Severity | None = "note" if sends_itself or is_example else None
+        is_to_fill_in = marked_placeholder(user)[:1] not in ("", "$")
+        yield Problem(subject.line_of("--mail-user"), what, remedy, severity, is_to_fill_in)
     for d in (one for one in subject.script.read() if one.line not in subject.placeholder_lines):
         if d.flag == "--mail-user" and re.fullmatch(
             r"[\w.-]+\.(?:com|org|net|edu|gov)|(?:[\w-]+\.){2,}[a-z][a-z]", d.value

@@ -99,8 +99,6 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
                 else f"{comment}; Torque ignores it, but OpenPBS and PBS Professional reject the script",
                 "move the comment to its own line",
                 None if is_rejected else "note",
-                # A program may replace a word in capital letters.
-                is_to_fill_in=re.fullmatch(r"\s#[A-Z_]{3,}\s*", match[0]) is not None,
             )
 
 
@@ -146,6 +144,9 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, remedy)
 
 
+_OF_CHUNK = re.compile("(?:ncpus|mem|ngpus|mpiprocs|ompthreads|host|vnode)=")
+
+
 @check("PBS004", "error", "whitespace in the value of a directive")
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
@@ -158,7 +159,7 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 remedy = "write - instead of the dash"
             elif d.line not in with_option:
                 remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
-                if subject.uses_chunks and "=" in d.value:
+                if subject.uses_chunks and _OF_CHUNK.match(d.value):
                     remedy = "write it as a part of select, after a colon"
                 if letter := _LETTERS.get(d.value.partition("=")[0].strip("-")):
                     remedy = f"write {letter} and the value"

@@ -20,15 +20,19 @@ from ddp_hpc.lint.placeholders import (
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 # Variables of a login or of a job.
 _OF_JOB = re.compile(
-    r"HOME|USER|LOGNAME|PWD|HOSTNAME|SCRATCH|WORK|TMPDIR|(?:SLURM|PBS|SGE)_\w+|JOB_(?:ID|NAME)"
+    r"USER|LOGNAME|PWD|HOSTNAME|TMPDIR|(?:SLURM|PBS|SGE)_\w+|JOB_(?:ID|NAME)|"
+    r"\w*(?:SCRATCH|WORK|HOME|VAULT|STORE|PROJECT|PROJ|GROUP|DATA|CFS)\w*"
 )
+_TAKES_NUMBER = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus)|-l")
 
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    values = (d.value for d in script.read() if not _is_free_text(d))
-    is_form = "envsubst" in script.text or len(_unset(script, " ".join(values))) > 1
+    unset = {d.flag: _unset(script, d.value) for d in script.read() if not _is_free_text(d)}
+    has_unset_number = any(names and _TAKES_NUMBER.match(flag) for flag, names in unset.items())
+    is_form = has_unset_number and len(set().union(*unset.values())) > 1
+    is_form = is_form or re.search(r"(?m)^#.*\benvsubst\b", script.text) is not None
     for d in subject.script.read():
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
@@ -36,13 +40,14 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             severity: Severity | None = "warning" if may_be_accepted else None
-            yield Problem(d.line, what, _instead_of_variable(d), severity, is_form or is_named_twice(d.value))
+            is_to_fill_in = is_form or is_named_twice(d.value)
+            yield Problem(d.line, what, _instead_of_variable(d), severity, is_to_fill_in)
 
 
 def _unset(script: Script, value: str) -> set[str]:
     """Returns the variables in a value that neither the script nor a login sets.
 
-    A program may replace them if there are several, such as string.Template.
+    If there are several, and one stands for a number, a program such as string.Template may replace them.
     """
     names = {name for name in re.findall(r"\$\{?([A-Za-z]\w*)", value) if not _OF_JOB.fullmatch(name)}
     return {name for name in names if not script.sets(name)}
@@ -111,7 +116,8 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
         what = f"{shown(mark)} in {d.flag}{'' if mark == d.value else f' {shown(d.value)}'} is a placeholder"
         remedy = "write your own value"
     is_placeholder = mark[0] not in "$%" or is_named_twice(d.value)
-    yield Problem(d.line, what, remedy, "note" if may_expand else None, is_placeholder)
+    is_expanded = may_expand or re.search(r"\$USER@iitd\.", d.value)  # IIT Delhi documents this address
+    yield Problem(d.line, what, remedy, "note" if is_expanded else None, is_placeholder)
 
 
 def _instead_of_variable(d: Directive) -> str:
@@ -122,7 +128,9 @@ def _instead_of_variable(d: Directive) -> str:
         return f"write {pattern} instead of the variable" + " and the value of the other" * (
             d.value.count("$") > 1
         )
-    if d.flag in ("-N", "--job-name") and re.search(r"\$\{?\w*(?:JOB_?ID|TASK_?ID|INDEX)", d.value):
+    if d.flag in ("-N", "--job-name") and re.search(
+        r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?ID|INDEX))\b", d.value
+    ):
         return "leave it out, as the scheduler shows the job ID and the index of the task"
     return "write the literal value, or pass the option to qsub or sbatch on the command line"
 

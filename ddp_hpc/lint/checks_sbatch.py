@@ -18,8 +18,15 @@ from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSI
 from ddp_hpc.schedulers.versions import is_between
 
 _REJECT = "and later versions reject it"
-# The last words of descriptions of a value, such as ACCOUNT HERE and directory path.
-_OF_BLANKS = ("here", "path", "name")
+# Options whose values are left to the user.
+_OFTEN_EMPTY = frozenset(
+    f"--{of}"
+    for of in ["account", "partition", "mail-user", "job-name", "output", "error", "qos", "reservation"]
+)
+# Descriptions of a value, such as ACCOUNT HERE and directory path.
+_DESCRIPTION = re.compile(
+    r"\b(?:[A-Z_]{3,}|directory|file|your|the|account|partition|project|e?mail) (?i:here|path|name)\b"
+)
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
@@ -147,8 +154,8 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
 
 
 def _takes_next(d: Directive) -> bool:
-    """Returns whether the value of an option is the next option, but no name that begins with a dash."""
-    taken = "--" if d.flag in ("--job-name", "--comment") else _TAKEN
+    """Returns whether the value of an option is the next option, but no name such as -loss."""
+    taken = "--|-[A-Za-z]$" if d.flag in ("--job-name", "--comment") else _TAKEN
     return bool(re.match(taken, d.value)) and not d.fault and "=" not in d.written
 
 
@@ -165,14 +172,16 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
         elif _takes_next(d):
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
             # A comment says what belongs there, and accounts are often removed before publication.
-            is_empty = d.flag == "--account" or "#" in subject.script.lines[d.line - 1][1:] or num_empty > 1
-            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_empty)
+            has_comment = re.search(rf"\s{re.escape(d.written)}\s+#", subject.script.lines[d.line - 1])
+            is_to_fill_in = d.flag == "--account" or num_empty > 1 or has_comment is not None
+            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_to_fill_in)
         elif d.flag == "--gres" and not d.value and not d.fault:
             what = "--gres is empty, which Slurm rejects since 21.08"
             yield Problem(d.line, what, "name a resource, or remove it", "warning")
         elif d.fault == "no value":
             what = f"{written} has no value, so sbatch rejects it"
-            yield Problem(d.line, what, "give it a value", is_to_fill_in=True)
+            is_to_fill_in = num_empty > 1 or d.flag in _OFTEN_EMPTY
+            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_to_fill_in)
         elif d.fault == "extra value":
             remedy = "remove it, as it is an option of srun" if d.flag == "--wait" else "remove the value"
             yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", remedy)
@@ -306,9 +315,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             is_first = before is None or before.line != d.line
             severity: Severity | None = "note" if is_comment else None
             is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
-            is_left = d.value.lower() in _OF_BLANKS or bool(re.search(r"\{ *\w+ *\}", d.text))
-            is_left |= bool(is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option)
-            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, is_left)
+            is_to_fill_in = bool(_DESCRIPTION.search(d.text) or re.search(r"\{ *\w+ *\}", d.text))
+            is_to_fill_in |= bool(is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option)
+            yield Problem(d.line, what, _remedy_of_stray(before, d), severity, is_to_fill_in)
 
 
 def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
@@ -414,6 +423,6 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
         if not word.startswith("-") or word[1:2] not in letters:
             what = f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them"
             remedy = f"remove all {prefix} lines, or use sbatch --ignore-pbs, which ignores them"
-            # Whoever fills in the script may choose the directives of one of three schedulers.
-            has_all = bool(bsub and pbs and subject.script.read())
-            yield Problem(line, what, remedy, is_to_fill_in=has_all or bool(subject.placeholder_lines))
+            # Whoever fills in the script may choose the directives of one scheduler.
+            is_template = "template" in subject.script.text.lower() and bool(bsub and pbs)
+            yield Problem(line, what, remedy, is_to_fill_in=is_template or bool(subject.placeholder_lines))

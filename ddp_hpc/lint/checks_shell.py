@@ -49,7 +49,7 @@ export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
 (?:cd|mkdir|source)\s[^"'(`]*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
 (?:export\s+)?<NAME>=\$\{?\w+\}?\*(?:\d+|\$\w+)$ @ bash does not compute it @ write $(( ))
 [^#]*--rdzv[-_]endpoint[= ]"?\w+:// @ the endpoint is HOST:PORT, without a protocol @ omit it
-cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name @ note
+cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ quote its name
 (?:apt|apt-get|yum|dnf)\s+(?:-\w+\s+)*install\s @ users cannot do this in a job @ use a container @ note
 \$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $ @ note
 (source|python3?|module|conda|cd|torchrun)\s+\1\s @ this word is written twice @ omit one
@@ -363,7 +363,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             and not re.search(rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text)
         ):
             what = f"{name} is one text, not an array, so element 0 is all of it"
-            yield what, f"write {name}=($(...))", *(("note",) if command.name == "echo" else ())
+            is_shown = command.name == "echo" and command.ends == "\n" and ">" not in outside
+            yield what, f"write {name}=($(...))", *(("note",) if is_shown else ())
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^[ \t]*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

@@ -138,7 +138,11 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         what = (
             f"--signal={plain(signal)} goes to job steps only, and line {line} does not start one with srun"
         )
-        yield Problem(subject.line_of("--signal"), what, "put srun in front of the program", "note")
+        # Other programs often ignore the signal.
+        text = re.sub(r"--signal\S*", "", subject.script.text)
+        handles = re.search(r"(?i)checkpoint|ckpt|requeue|signal|lightning|preempt", text)
+        remedy = "put srun in front of the program"
+        yield Problem(subject.line_of("--signal"), what, remedy, None if handles else "note")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
         trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]

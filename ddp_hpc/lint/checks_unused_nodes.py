@@ -154,7 +154,8 @@ def _prepares_ranks(subject: Subject) -> bool:
     if any(_WITH_OWN_RANKS.fullmatch(command.name) for command in subject.script.commands):
         return True
     with_mpi = r"/oneapi/.*\.sh$|mpivars|(?i:sparc|vasp|gpaw|espresso|siesta|cp2k)"
-    if any(re.search(with_mpi, file[:_MAX_CHARS]) for file in sourced):
+    files = (file[:_MAX_CHARS] for file in sourced if not file.endswith("/activate"))
+    if any(re.search(with_mpi, file) for file in files):
         return True
     was_started = re.search(r"(?m)^[ \t]*#.*\b(?:srun|mpirun|mpiexec) -n", subject.script.text)
     return bool(was_started) or any(prepares.match(command.text) for command in subject.script.commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -13,15 +14,15 @@ _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R",
 _MAX_FILES = 60
 _MAX_BYTES = 200_000
 _MAX_CHARS = 500
-# A program that writes other scripts after a header: cat "$script" >> "$file".
-_APPENDS = re.compile(r"\bcat\s+\"?\$\{?\w+\}?\"?\s*>>")
+# A program that writes scripts after a header: for script in a.sh b.sh; do ... cat "$script" >> "$file".
+_APPENDS = re.compile(r"(?s)\bfor\s+(\w+)\s+in\b.{0,2000}?\bcat\s+\"?\$\{?\1\}?\"?\s*>>")
 
 
 def is_part_of_others(path: Path | None) -> bool:
     """Returns whether a program beside the file starts it with bash or writes it into another file, and none
     contains its name after sbatch or qsub.
     """
-    if path is None:
+    if path is None or not path.name:
         return False
     name = re.escape(path.name)
     texts = [text for text in _texts_beside(path) if path.name in text]
@@ -30,16 +31,22 @@ def is_part_of_others(path: Path | None) -> bool:
     starts = r"(?:(?:nohup|time|srun(?:\s+-\S+)*)\s+)?(?:bash|sh|source|\.)|sbatch\s.*--wrap.*sh"
     adds = rf"(?:cat|sed|envsubst)\s(?:[^|#>]*\s)?{file}[^|#>]*>>|.*#!/.*\bcat\s+{file}"
     uses = re.compile(rf"\s*(?:(?:{starts}) {file}|{adds}|cat\s(?:[^|#>]*\s)?{file}[^|#>]*> *(?!/dev/)\S)")
-    is_submitted = any(re.search(rf"(?:sbatch|qsub|submit)\b(?!.*--wrap)[^|]*{name}", line) for line in lines)
+    is_submitted = any(
+        re.search(rf"(?:sbatch|qsub|submit)\b(?!.*--wrap)[^|]*(?<![\w.-]){name}", line) for line in lines
+    )
     return not is_submitted and (any(map(uses.match, lines)) or any(map(_APPENDS.search, texts)))
 
 
 def options_on_submission(path: Path | None, reader: ScriptReader) -> frozenset[str]:
-    """Returns the options that programs and READMEs beside a script give to sbatch or qsub with it."""
-    if path is None:
+    """Returns the options that programs and READMEs beside a script give to sbatch or qsub with it.
+
+    If they submit it several times, these are the options of all submissions.
+    """
+    if path is None or not path.name:
         return frozenset()
     texts = [*_texts_beside(path), *_readmes(path)]
-    command = re.compile(rf"\b(?:sbatch|qsub)\s(.*?)(?<![\w.-]){re.escape(path.name)}(?![\w-])")
+    name = rf"(?<![\w.-]){re.escape(path.name)}(?![\w-]|\.\w)"
+    command = re.compile(rf"\b(?:sbatch|qsub)\s((?:(?!\b(?:sbatch|qsub)\b|, )[^;&|])*?){name}")
     found = (match[1] for line in _lines_with(path.name, texts) for match in command.finditer(line))
     words = {word for text in found for word in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text)}
     read = reader.read_directives([(1, f"{word} 1") for word in words])
@@ -49,7 +56,8 @@ def options_on_submission(path: Path | None, reader: ScriptReader) -> frozenset[
 def _lines_with(name: str, texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         if name in text:
-            yield from (line[:_MAX_CHARS] for line in text.splitlines() if name in line)
+            lines = text.replace("\\\n", " ").splitlines()
+            yield from (line[:_MAX_CHARS] for line in lines if name in line)
 
 
 def _texts_beside(path: Path) -> Iterator[str]:
@@ -65,8 +73,10 @@ def _readmes(path: Path) -> Iterator[str]:
 
 def _texts_in(directory: Path, is_wanted: Callable[[Path], bool]) -> Iterator[str]:
     try:
-        for file in islice(filter(is_wanted, sorted(directory.iterdir())), _MAX_FILES):
+        files = list(islice(filter(is_wanted, sorted(directory.iterdir())), _MAX_FILES))
+    except OSError:
+        return  # nobody may list the directory
+    for file in files:
+        with suppress(OSError):  # the file of another user
             if file.is_file() and file.stat().st_size <= _MAX_BYTES:
                 yield file.read_text("utf-8", "replace")
-    except OSError:  # the directory or a file cannot be read
-        return

@@ -21,8 +21,13 @@ _PROMPT = re.compile(r"(?:\(\w{1,30}\) ?)?\[\w{1,30}@[\w.-]{1,40} [^\]\s]{1,80}\
 _PROSE = re.compile(
     r"(?=.* (?:the|of|to|and|with|from|per|for|is|are|has) )[A-Z][a-z]+ [a-z]+(?: [\w,.:;()/-]+){4,}$"
 )
-# A path for the reader to replace.
-_PATH_TO = re.compile(r"(?m)^[^#\n]*(?:/path/to/|\bPATH_TO_|\bpath_to_)")
+# A path for the reader to replace. After a colon, it is one in a container.
+_PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![^\s='\"])/path/to/")
+# Names such as job_template.sh, but not template_matching.sh and build_template.sh: templates of images.
+_OF_TEMPLATES = re.compile(
+    r"(?i)(?!.*(?:to|build|make|create|no)[-_]?template)"
+    r"(?:(?:.*[^a-z])?template[)\]]?(?:\.\w+)*|template[-_](?!match).*)"
+)
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 _OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
@@ -35,18 +40,21 @@ def without_unsubmitted(
 ) -> Iterator[LintFinding]:
     """Yields the findings. Those on what nobody submits, or may not submit, become notes.
 
-    Examples and courses have scripts that users complete, and then see what remains to do.
+    Examples and courses have scripts that users complete, and then see what remains to do. Only errors of
+    directives without a placeholder remain errors there.
     """
     findings = list(findings)
-    read, later = {1, *(d.line for d in script.read())}, _later_shebangs(script)
+    directives, later = {d.line for d in script.read()}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
-    is_not_submitted |= path is not None and _is_run_by_bash(script, path.name)
-    is_not_submitted |= any(one.is_to_fill_in for one in findings) or bool(_PATH_TO.search(script.text))
-    # The head of other scripts, or the beginning of one, has directives only.
+    is_form = any(one.is_to_fill_in for one in findings) or _has_path_to(script)
+    # The head of other scripts has directives only.
     is_head = path is not None and all(line[:1] in ("", "#") for line in map(str.strip, script.lines))
     for one in findings:
-        is_weaker = is_not_submitted or (one.severity in weaker and one.line not in read)
-        is_weaker = is_weaker or (is_head and one.severity == "warning")
+        # Whatever is filled in, sbatch and qsub reject the other directives that are wrong.
+        remains = one.severity == "error" and one.line in directives and not one.is_to_fill_in
+        is_weaker = is_not_submitted or (is_form and not remains)
+        is_weaker |= one.severity in weaker and one.line not in {1, *directives}
+        is_weaker |= is_head and one.severity == "warning"
         yield replace(one, severity="note") if is_weaker else one
 
 
@@ -55,6 +63,8 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
     has_shebang = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
+    if path is not None and _is_run_by_bash(script, path.name):
+        return True
     if path is not None:
         is_other = _has_name_of_other(path) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
         has_name_of_text = path.suffix in _OF_TEXTS or re.match(r"(?i)readme(?:\.|$)", path.name)
@@ -66,18 +76,23 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
 
 
 def _is_run_by_bash(script: Script, name: str) -> bool:
-    """Returns whether a comment says to start the script with bash, and none says to submit it."""
-    text = script.text
-    return name in text and (
-        re.search(rf"(?m)^#[^!\n]*\b(?:bash|sh)\s+\S*{re.escape(name)}(?![\w.-])", text) is not None
-        and re.search(r"\b(?:sbatch|qsub)\b", text) is None
-    )
+    """Returns whether a comment is a command that starts the script with bash, and none submits it."""
+    command = rf"(?mi)^#+\s*(?:usage:?\s*|\$ )?(?:bash|sh)\s+(?:\S*/)?{re.escape(name)}(?![\w-]|\.\w)"
+    is_named = name in script.text and re.search(command, script.text) is not None
+    return is_named and re.search(r"\b(?:sbatch|qsub)\b", script.text) is None
 
 
 def _has_name_of_other(path: Path) -> bool:
     """Returns whether the name is that of a backup copy or a template."""
-    is_template = has_suffix_of_template(path) or "template" in path.name.lower()
-    return is_template or _OF_BACKUPS.fullmatch(path.name) is not None
+    is_template = has_suffix_of_template(path) or _OF_TEMPLATES.fullmatch(path.name)
+    return bool(is_template) or _OF_BACKUPS.fullmatch(path.name) is not None
+
+
+def _has_path_to(script: Script) -> bool:
+    found = (
+        number for number, line in enumerate(script.lines, 1) if "/path/to/" in line and _PATH_TO.match(line)
+    )
+    return any(not script.is_quoted(number) for number in found)
 
 
 def _is_prose(lines: Sequence[str], num_shebangs: int) -> bool:

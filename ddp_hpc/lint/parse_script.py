@@ -231,8 +231,8 @@ class Script(ScriptOptions):
 
     @cached_property
     def conditions(self) -> dict[int, str]:
-        """The conditions on which each line that begins a command depends, as in `conditions_by_line`."""
-        return conditions_by_line(self.commands)
+        """The conditions on which the commands of a line depend, as in `conditions_by_line`; none for csh."""
+        return {} if "csh" in self.shebang else conditions_by_line(self.commands)
 
     def sets(self, name: str) -> bool:
         """Returns whether the script's body assigns a value to this variable."""

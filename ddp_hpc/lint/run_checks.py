@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -138,20 +137,17 @@ def lint_script(
     findings = [found for one in first for found in one.findings(subject)]
     template = subject.template if findings and findings[0].check == "JOB027" else None
     if not findings or (template and not template.has_statements):
-        # Those of other checks are needed, too: if the script is to be filled in, all become notes.
+        # Those of other checks are needed, too: they may say that the script is to be filled in.
         for one in CHECKS.values():
             if one not in first:
                 findings += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
     if template:
-        findings = [
-            replace(f, severity="note")
-            for f in findings
-            if f.line not in template.lines or f.check == "JOB027"
-        ]
-    elif not is_submitted:
+        findings = [f for f in findings if f.line not in template.lines or f.check == "JOB027"]
+    findings = list(without_ignored(findings, subject.script.lines))
+    if not is_submitted:
         findings = list(without_unsubmitted(findings, subject.script, path))
     chosen = {one.id for one in (*first, *checks)}
-    left = without_ignored((f for f in findings if f.check in chosen), subject.script.lines)
+    left = (f for f in findings if f.check in chosen)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 

@@ -62,12 +62,13 @@ class EndedAttempt:
 
     @property
     def _lost_others(self) -> bool:
-        """Whether the ranks received SIGTERM because another one, or an agent of torchrun, was killed.
+        """Whether ranks probably received SIGTERM because another one, or an agent of torchrun, was killed.
 
-        Otherwise, a user stopped them, or the walltime was about to end.
+        A launcher that this process has killed says nothing about its ranks.
         """
         was_stopped = self.end is not None and self.end.cause in (Cause.STOPPED, Cause.OUT_OF_TIME)
-        return was_stopped and self.launcher.saw_sigkill
+        launcher = self.launcher
+        return was_stopped and launcher.saw_sigkill and (not launcher.was_ended or bool(launcher.lost_nodes))
 
     @property
     def why_final(self) -> str:

@@ -9,6 +9,7 @@ import pytest
 from ddp_hpc.lint.run_checks import lint_script
 
 JOB = "#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --mem=1.5G\nsrun ./a\n"
+EXAMPLE = "#!/bin/bash\n#SBATCH --time=01:00:00\nsrun ./a\n  --size 8\n"
 PART = "#SBATCH --time=01:00:00\nsrun ./a\n"  # without a shebang
 
 
@@ -27,6 +28,8 @@ def severities(path: Path, text: str) -> dict[str, str]:
         ("job.old", "note"),
         ("job.template", "note"),
         ("job_template.sh", "note"),
+        ("template_matching.sh", "error"),
+        ("register_to_template.sh", "error"),
         ("job.in", "error"),
         ("#1_job.sh", "error"),
         ("job.py", "error"),
@@ -39,19 +42,21 @@ def test_a_finding_in_a_backup_copy_or_a_template_is_a_note(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"{JOB}./a /path/to/data\n", "note"),
-        (f"{JOB}# ./a /path/to/data\n", "error"),
-        (f"{JOB}./a $path_to_data\n", "note"),
+        (f"{EXAMPLE}./a /path/to/data\n", "note"),
+        (f"{EXAMPLE}./a data # in /path/to/data\n", "error"),
+        (f"{EXAMPLE}echo usage: job.sh /path/to/data\n", "error"),
+        (f"{EXAMPLE}apptainer exec -B data:/path/to/data image.sif ./a\n", "error"),
+        (f"{EXAMPLE}./a $path_to_data\n", "error"),
+        (f"{EXAMPLE}# usage: bash scripts/job.sh 3\n", "note"),
+        (f"{EXAMPLE}# To test it on a login node, run bash job.sh\n", "error"),
         (f"[user@login1 ~]$ cat job.sh\n{JOB}", "note"),
-        (f"{JOB}# launch with: bash scripts/job.sh 3\n", "note"),
-        (f"{JOB}# launch with: bash scripts/job.sh 3, or sbatch\n", "error"),
         (f"# A job\n```bash\n{JOB}```\n", "note"),
     ],
 )
 def test_a_finding_in_an_example_is_a_note(tmp_path: Path, text: str, expected: str) -> None:
     found = severities(tmp_path / "job.sh", text)
     assert ("error" in found.values()) == (expected == "error")
-    assert {"SLURM001", "SLURM015"} & {*found}
+    assert {"SLURM001", "JOB024"} & {*found}
 
 
 def test_who_submits_a_backup_copy_means_it(tmp_path: Path) -> None:

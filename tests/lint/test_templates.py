@@ -43,14 +43,16 @@ def test_types_of_mail_are_no_placeholders(tmp_path: Path) -> None:
     assert found_in(text, tmp_path / "job.template") == []
 
 
-def test_findings_in_a_script_that_is_to_be_filled_in_are_notes_until_it_is_submitted(tmp_path: Path) -> None:
-    assert found_in(TEXT, tmp_path / "job.sh") == [("JOB016", "note"), ("JOB008", "note")]
-    submitted = lint_script(TEXT, path=tmp_path / "job.sh", is_submitted=True)
-    assert {found.severity for found in submitted} == {"error"}
-
-
-def test_the_severity_of_a_finding_does_not_depend_on_the_selected_checks() -> None:
-    assert [one.severity for one in lint_script(TEXT, select=["JOB008"])] == ["note"]
+def test_only_errors_of_other_directives_remain_errors_in_a_script_that_is_to_be_filled_in(
+    tmp_path: Path,
+) -> None:
+    assert found_in(TEXT, tmp_path / "job.sh") == [("JOB016", "note"), ("JOB008", "error")]
+    text = "#!/bin/bash\n#SBATCH --account=<account>\n#SBATCH --nodes=2\npython train.py\n"
+    for select in ([], ["RANK013"]):
+        found = {one.check: one.severity for one in lint_script(text, select=select)}
+        assert found["RANK013"] == "note", "whichever checks are selected"
+    submitted = {one.check: one.severity for one in lint_script(text, is_submitted=True)}
+    assert (submitted["RANK013"], submitted["JOB016"]) == ("warning", "error")
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,11 @@ def test_a_placeholder_is_a_note_until_the_script_is_submitted(line: str, check:
         assert [one.severity for one in found] == [expected]
 
 
-def test_what_is_wrong_outside_of_the_placeholders_of_a_template_is_a_note(tmp_path: Path) -> None:
+def test_a_template_has_findings_on_directives_without_placeholders(tmp_path: Path) -> None:
     text = TEXT + "#SBATCH --walltime=1\nexport MASTER_PORT=70000\nsrun <program> $MASTER_PORT\n"
     assert found_in(text, tmp_path / "job.in") == [
         ("JOB027", "note"),
-        ("SLURM002", "note"),
+        ("SLURM002", "error"),
         ("RANK008", "note"),
     ]
 

@@ -373,6 +373,7 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
 def test_ranks_that_got_sigterm_because_an_agent_was_killed_are_started_again(cause: Cause) -> None:
     assert replace(ended(cause), launcher=LauncherEnd(137)).may_restart
     assert not replace(ended(cause), launcher=LauncherEnd(137), stop="walltime").may_restart
+    assert not replace(ended(cause), launcher=LauncherEnd(137, was_ended=True)).may_restart
     assert not ended(cause).may_restart, "a user stopped them, or the walltime was about to end"
 
 
