@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_variables
 from ddp_hpc.discovery.open_files import raise_file_limit
 from ddp_hpc.discovery.rank_communication import SingleComm
@@ -149,7 +150,8 @@ def _end_after_agent(agent: int, parts: Parts) -> None:
     while os.getppid() == agent:
         time.sleep(1.0)
     time.sleep(_AFTER_AGENT_S)
-    end_before_kill(parts, "torchrun's agent on this node was killed, and this rank did not stop in time")
+    what = "torchrun's agent on this node was killed, and this rank did not stop in time"
+    end_before_kill(parts, what, Cause.LOST_RANK)
 
 
 def _rendezvous(config: ProcessGroupConfig, parts: Parts) -> tuple[World, Endpoint | None]:

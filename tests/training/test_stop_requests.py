@@ -14,6 +14,8 @@ from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.base.run_outcomes import Cause, State, Stop
 from ddp_hpc.base.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
+from ddp_hpc.training import session
+from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.stop_protocol import TIME_LIMIT, OwnRequest
 from ddp_hpc.training.run.stop_requests import StopRequests
 from tests.waiting import PATIENCE
@@ -152,6 +154,15 @@ def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: 
     assert "planted.py" in stack
     assert "one_step" in stack
     assert state_of(home).state == "failed"
+
+
+def test_a_rank_whose_agent_of_torchrun_was_killed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[tuple[object, ...]] = []
+    monkeypatch.setattr(session, "_AFTER_AGENT_S", 0.0)
+    monkeypatch.setattr(session, "end_before_kill", lambda *end: ends.append(end))
+    session._end_after_agent(-1, Parts())
+    [(_, _, cause)] = ends
+    assert cause is Cause.LOST_RANK, "it is started again in the same job"
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -137,9 +137,9 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     _leave(code)
 
 
-def end_before_kill(parts: Parts, text: str) -> NoReturn:
+def end_before_kill(parts: Parts, text: str, cause: Cause = Cause.OUT_OF_TIME) -> NoReturn:
     """Ends this process shortly before SIGKILL. Called in a thread."""
-    end = parts.own_end(Cause.OUT_OF_TIME, text)
+    end = parts.own_end(cause, text)
     _end_from_thread(parts, end, _role(DdpHpcError(text), parts))
 
 
