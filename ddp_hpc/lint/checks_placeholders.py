@@ -29,9 +29,9 @@ _TAKES_NUMBER = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus)|-l")
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    unset = {d.flag: _unset(script, d.value) for d in script.read() if not _is_free_text(d)}
-    has_unset_number = any(names and _TAKES_NUMBER.match(flag) for flag, names in unset.items())
-    is_form = has_unset_number and len(set().union(*unset.values())) > 1
+    unset = [(d.flag, _unset(script, d.value)) for d in script.read() if not _is_free_text(d)]
+    has_unset_number = any(names and _TAKES_NUMBER.match(flag) for flag, names in unset)
+    is_form = has_unset_number and len({name for _, names in unset for name in names}) > 1
     is_form = is_form or re.search(r"(?m)^#.*\benvsubst\b", script.text) is not None
     for d in subject.script.read():
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.

@@ -228,15 +228,13 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
             is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
-            may_be_filled_in = (
-                _TAKES_NUMBER.match(d.flag)
-                and not is_name
-                and stands_for_value(re.sub("^after[a-z]*:", "", d.value))
-            ) or (not d.value or (d.flag == "--gres" and re.search(":[xXnN]$", d.value)))
+            is_to_fill_in = not d.value or (d.flag == "--gres" and d.value[-2:].lower() in (":x", ":n"))
+            if _TAKES_NUMBER.match(d.flag) and not is_name:
+                is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
             # sbatch reads the indices of an array only from the command line, if they are there, too.
             is_replaced = d.flag == "--array" and d.flag in subject.given_on_submission
-            yield Problem(d.line, what, remedy, "note" if is_replaced else None, bool(may_be_filled_in))
+            yield Problem(d.line, what, remedy, "note" if is_replaced else None, is_to_fill_in)
         elif d.flag == "--priority" and not re.match(r"(?i:top)$|\d", d.value):
             what = f"sbatch takes --priority {shown(d.value)} for 0, and ignores it"
             yield Problem(d.line, what, "remove it: only operators can raise a priority", "note")
