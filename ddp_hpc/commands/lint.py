@@ -59,8 +59,9 @@ def command(
     """Check job scripts before they are submitted.
 
     SCRIPT is any script for PBS or Slurm. Scripts are never run. The exit code is 1 if any finding is an
-    error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on its
-    line. docs/reference/lint/ has a page for each check.
+    error; warnings and notes do not change it. In a script with placeholders such as <account>, most
+    findings are notes until the placeholders are replaced. The comment `# ddp-hpc: ignore[ID]` silences a
+    check on its line. docs/reference/lint/ has a page for each check.
 
     \b
     Examples:
