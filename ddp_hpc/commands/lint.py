@@ -58,10 +58,9 @@ def command(
 ) -> None:
     """Check job scripts before they are submitted.
 
-    SCRIPT is any script for PBS or Slurm. Scripts are never run. The exit code is 1 if any finding is an
-    error; warnings and notes do not change it. In a script with placeholders such as <account>, most
-    findings are notes until the placeholders are replaced. The comment `# ddp-hpc: ignore[ID]` silences a
-    check on its line. docs/reference/lint/ has a page for each check.
+    SCRIPT is any script for PBS or Slurm; it is never run. The exit code is 1 only if a finding is an error.
+    In a script with placeholders such as <account>, most findings are notes. The comment
+    `# ddp-hpc: ignore[ID]` silences a check on its line. docs/reference/lint/ has a page for each check.
 
     \b
     Examples:
