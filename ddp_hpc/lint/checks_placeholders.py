@@ -23,15 +23,15 @@ _OF_JOB = re.compile(
     r"USER|LOGNAME|PWD|HOSTNAME|TMPDIR|(?:SLURM|PBS|SGE)_\w+|JOB_(?:ID|NAME)|"
     r"\w*(?:SCRATCH|WORK|HOME|VAULT|STORE|PROJECT|PROJ|GROUP|DATA|CFS)\w*"
 )
-_TAKES_NUMBER = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus)|-l")
+_REQUESTS = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus|partition|account)|-[lqA]$")
 
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     unset = [(d.flag, _unset(script, d.value)) for d in script.read() if not _is_free_text(d)]
-    has_unset_number = any(names and _TAKES_NUMBER.match(flag) for flag, names in unset)
-    is_form = has_unset_number and len({name for _, names in unset for name in names}) > 1
+    is_requested = any(names and _REQUESTS.match(flag) for flag, names in unset)
+    is_form = is_requested and len({name for _, names in unset for name in names}) > 1
     is_form = is_form or re.search(r"(?m)^#.*\benvsubst\b", script.text) is not None
     for d in subject.script.read():
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
@@ -47,7 +47,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
 def _unset(script: Script, value: str) -> set[str]:
     """Returns the variables in a value that neither the script nor a login sets.
 
-    If there are several, and one stands for a number, a program such as string.Template may replace them.
+    If there are several, and one is in a request, a program such as string.Template may replace them.
     """
     names = {name for name in re.findall(r"\$\{?([A-Za-z]\w*)", value) if not _OF_JOB.fullmatch(name)}
     return {name for name in names if not script.sets(name)}

@@ -228,7 +228,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 "the name of a job is -J" if is_of_job else "see sbatch(1)"
             )
             is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
-            is_to_fill_in = not d.value or (d.flag == "--gres" and d.value[-2:].lower() in (":x", ":n"))
+            is_to_fill_in = not d.value or (d.flag == "--gres" and d.value.endswith((":x", ":n", ":N", "X")))
             if _TAKES_NUMBER.match(d.flag) and not is_name:
                 is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"

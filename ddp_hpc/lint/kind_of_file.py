@@ -26,7 +26,7 @@ _PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![
 # Names such as job_template.sh, but not template_matching.sh and build_template.sh: templates of images.
 _OF_TEMPLATES = re.compile(
     r"(?i)(?!.*(?:to|build|make|create|no)[-_]?template)"
-    r"(?:(?:.*[^a-z])?template[)\]]?(?:\.\w+)*|template[-_](?!match).*)"
+    r"(?:(?:.*(?:[^a-z]|(?-i:[a-z](?=T))))?template\d*[)\]]?(?:\.\w+)*|template[-_](?!match).*)"
 )
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))

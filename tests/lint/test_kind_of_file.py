@@ -28,6 +28,7 @@ def severities(path: Path, text: str) -> dict[str, str]:
         ("job.old", "note"),
         ("job.template", "note"),
         ("job_template.sh", "note"),
+        ("jobTemplate20.sh", "note"),
         ("template_matching.sh", "error"),
         ("register_to_template.sh", "error"),
         ("job.in", "error"),
