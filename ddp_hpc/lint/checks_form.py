@@ -195,7 +195,7 @@ def _flags(subject: Subject, line: str) -> set[str]:
     read = list(reader.read_directives([(1, dash + words)]))
     if subject.script.value("-j") in ("oe", "eo"):  # one log has both outputs
         read = [d for d in read if d.flag not in ("-o", "-e")]
-    has_tasks = any(subject.script.value(f"--{of}") for of in ("ntasks", "ntasks-per-node", "gpus"))
+    has_tasks = any(subject.script.value(f"--{of}") for of in ("ntasks", "gpus"))
     if not has_tasks:  # so that all of the job is on one node
         read = [d for d in read if (d.flag, d.value) != ("--nodes", "1")]
     if subject.script.value("--ntasks-per-node") is None:  # so that srun starts one task on each node

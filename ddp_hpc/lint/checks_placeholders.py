@@ -76,7 +76,9 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
         elif d.flag in ("--job-name", "--mail-user") and re.search(r"%[jJAaxu](?![a-z])", d.value):
             what = f"Slurm replaces no pattern in {d.flag} {shown(d.value)}"
-            yield Problem(d.line, what, "use patterns only in --output and --error")
+            is_example = re.search(r"@(?:domain|example)\.", d.value) is not None
+            remedy = "use patterns only in --output and --error"
+            yield Problem(d.line, what, remedy, is_to_fill_in=is_example)
         elif pair := _misspelled_variable(subject, d):
             yield Problem(d.line, f"PBS does not set {plain(pair[0])}", f"did you mean {pair[1]}?")
         elif mark := marked_placeholder(d.value):

@@ -23,10 +23,11 @@ _PROSE = re.compile(
 )
 # A path for the reader to replace. After a colon, it is one in a container.
 _PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![^\s='\"])/path/to/")
-# Names such as job_template.sh, but not template_matching.sh and build_template.sh: templates of images.
+_FIXME = re.compile(r"\b(?:FIX|FILL|CHANGE)_?ME\b")
+# Names such as job_template.sh and job.in.slurm, but not build_template.sh, which makes one of images.
 _OF_TEMPLATES = re.compile(
     r"(?i)(?!.*(?:to|build|make|create|no)[-_]?template)"
-    r"(?:(?:.*(?:[^a-z]|(?-i:[a-z](?=T))))?template\d*[)\]]?(?:\.\w+)*|template[-_](?!match).*)"
+    r"(?:(?:.*(?:[^a-z]|(?-i:[a-z](?=T))))?template\d*[)\]]?(?:\.\w+)*|template[-_](?!match).*|.*\.in\.\w+)"
 )
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
@@ -47,6 +48,7 @@ def without_unsubmitted(
     directives, later = {d.line for d in script.read()}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
     is_form = any(one.is_to_fill_in for one in findings) or _has_path_to(script)
+    is_form |= any(map(_FIXME.search, (script.lines[line - 1] for line in directives)))
     # The head of other scripts has directives only.
     is_head = path is not None and all(line[:1] in ("", "#") for line in map(str.strip, script.lines))
     for one in findings:

@@ -20,9 +20,9 @@ _PLACEHOLDER = re.compile(
   | (?<!\w)__[A-Za-z]\w*__(?!\w) | !?\bTBG_\w+
   | \#\#[a-z]\w*\#\# | (?<=[=\s])__[a-z]\w*\b | \{\d+\.[A-Za-z][^{}]*\} | \bx{3}[A-Z]\w*x{3}\b
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
-  | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT|REQUESTED)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
+  | \b(?:YOUR|[Yy]our|INSERT|CHANGE|REPLACE|FILL|PUT|REQUESTED)[_ -]\w+ | \b(?:MYACCOUNT|youracc(?:oun)?t)\b
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
-  | \.\.\.$ | (?<=\s)\.\.\.(?=\s) | (?<![\w${-])(?:project|account|partition)[_-]name(?![\w-])
+  | \.\.\.$ | (?<=\s)\.\.\.(?=\s) | (?<![\w${-])(?:[Pp]roject|[Aa]ccount|[Pp]artition)[_-][Nn]ame(?![\w-])
     """,
     re.VERBOSE,
 )

@@ -1792,7 +1792,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM013", "note", S + "#SBATCH -n 4\n#SBATCH --ntasks-per-node=32\nsrun ./a\n"),
     ("SLURM013", "warning", S + "#SBATCH -N 4 -n 8\n#SBATCH --ntasks-per-node=1\nsrun ./a\n"),
     ("SLURM013", "warning", S + "#SBATCH -N 4 -n 1\nsrun ./a\n"),
-    ("JOB017", "warning", S + "#SBATCH --mail-user=%u@example.org --mail-type=END\n./a\n"),
+    ("JOB017", "warning", S + "#SBATCH --mail-user=%u@lab.example --mail-type=END\n./a\n"),
     ("JOB017", "warning", S + "#SBATCH --export=DATA=$HOME/data\n./a\n"),
     ("JOB017", "warning", TORQUE + "#PBS -o log.$PBS_JOBD\n./a\n"),
     ("PBS008", "error", P + "#PBS -l wall/me=10:00\n./a\n"),
