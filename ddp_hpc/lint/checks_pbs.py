@@ -65,6 +65,7 @@ _ATTRIBUTES = re.compile(
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
+_OF_CHUNK = re.compile("(?:ncpus|mem|ngpus|mpiprocs|ompthreads|host|vnode)=")
 
 
 @check("PBS001", "note", "no shebang")
@@ -142,9 +143,6 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
                 array = plain(d.value) or "1-10"
                 remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
             yield Problem(d.line, what, remedy)
-
-
-_OF_CHUNK = re.compile("(?:ncpus|mem|ngpus|mpiprocs|ompthreads|host|vnode)=")
 
 
 @check("PBS004", "error", "whitespace in the value of a directive")
