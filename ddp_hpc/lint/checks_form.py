@@ -191,16 +191,17 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
-    reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
-    read = list(reader.read_directives([(1, dash + words)]))
-    if subject.script.value("-j") in ("oe", "eo"):  # one log has both outputs
-        read = [d for d in read if d.flag not in ("-o", "-e")]
-    has_tasks = any(subject.script.value(f"--{of}") for of in ("ntasks", "gpus"))
-    if not has_tasks:  # so that all of the job is on one node
-        read = [d for d in read if (d.flag, d.value) != ("--nodes", "1")]
-    if subject.script.value("--ntasks-per-node") is None:  # so that srun starts one task on each node
-        read = [d for d in read if (d.flag, d.value) != ("--ntasks", subject.script.value("--nodes"))]
-    return {_one_of(d.flag.partition(":")[0]) for d in read if (d.flag, d.value) not in _DEFAULTS}
+    value = subject.script.value
+    unneeded: set[tuple[str, str | None]] = {*_DEFAULTS}
+    if not (value("--ntasks") or value("--gpus")):
+        unneeded.add(("--nodes", "1"))  # all of the job is on one node
+    if value("--ntasks-per-node") is None:
+        unneeded.add(("--ntasks", value("--nodes")))  # srun starts one task on each node
+    joined = ("-o", "-e") if value("-j") in ("oe", "eo") else ()  # one log has both outputs
+    _, dash, words = line.partition("-")
+    read = subject.scheduler.reader.read_directives([(1, dash + words)])
+    needed = (d for d in read if (d.flag, d.value) not in unneeded and d.flag not in joined)
+    return {_one_of(d.flag.partition(":")[0]) for d in needed}
 
 
 def _one_of(flag: str) -> str:

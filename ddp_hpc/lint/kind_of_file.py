@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from ddp_hpc.lint.check_registry import LintFinding
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.lint.template_files import has_suffix_of_template
+from ddp_hpc.lint.template_files import has_name_of_template
 
 _MANY = 3
 """The number of shebangs after line 1 from which on the file contains several scripts, and of prompts from
@@ -24,11 +24,6 @@ _PROSE = re.compile(
 # A path for the reader to replace. After a colon, it is one in a container.
 _PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![^\s='\"])/path/to/")
 _FIXME = re.compile(r"\b(?:FIX|FILL|CHANGE)_?ME\b")
-# Names such as job_template.sh and job.in.slurm, but not build_template.sh, which makes one of images.
-_OF_TEMPLATES = re.compile(
-    r"(?i)(?!.*(?:to|build|make|create|no)[-_]?template)"
-    r"(?:(?:.*(?:[^a-z]|(?-i:[a-z](?=T))))?template\d*[)\]]?(?:\.\w+)*|template[-_](?!match).*|.*\.in\.\w+)"
-)
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
 _OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
@@ -47,8 +42,7 @@ def without_unsubmitted(
     findings = list(findings)
     directives, later = {d.line for d in script.read()}, _later_shebangs(script)
     is_not_submitted, weaker = _is_not_submitted(script, path, later), _may_be_notes(script, later)
-    is_form = any(one.is_to_fill_in for one in findings) or _has_path_to(script)
-    is_form |= any(map(_FIXME.search, (script.lines[line - 1] for line in directives)))
+    is_form = any(one.is_to_fill_in for one in findings) or _asks_to_fill_in(script, directives)
     # The head of other scripts has directives only.
     is_head = path is not None and all(line[:1] in ("", "#") for line in map(str.strip, script.lines))
     for one in findings:
@@ -65,10 +59,8 @@ def _is_not_submitted(script: Script, path: Path | None, later: list[str]) -> bo
     # A shebang in one of the next lines is a mistake that SLURM001 reports.
     num_shebangs = script.lines[0].startswith("#!") + len(later)
     has_shebang = num_shebangs == 1 and any(line.startswith("#!") for line in script.lines[:3])
-    if path is not None and _is_run_by_bash(script, path.name):
-        return True
     if path is not None:
-        is_other = _has_name_of_other(path) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
+        is_other = _has_name_of_other(path) or _is_run_by_bash(script, path.name)
         has_name_of_text = path.suffix in _OF_TEXTS or re.match(r"(?i)readme(?:\.|$)", path.name)
         is_text = has_name_of_text and not (has_shebang and script.read())
         if is_other or is_text:
@@ -85,16 +77,17 @@ def _is_run_by_bash(script: Script, name: str) -> bool:
 
 
 def _has_name_of_other(path: Path) -> bool:
-    """Returns whether the name is that of a backup copy or a template."""
-    is_template = has_suffix_of_template(path) or _OF_TEMPLATES.fullmatch(path.name)
-    return bool(is_template) or _OF_BACKUPS.fullmatch(path.name) is not None
+    """Returns whether the name, or the directory of an editor, is that of a backup copy or a template."""
+    is_copy = _OF_BACKUPS.fullmatch(path.name) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
+    return bool(is_copy) or has_name_of_template(path)
 
 
-def _has_path_to(script: Script) -> bool:
-    found = (
-        number for number, line in enumerate(script.lines, 1) if "/path/to/" in line and _PATH_TO.match(line)
-    )
-    return any(not script.is_quoted(number) for number in found)
+def _asks_to_fill_in(script: Script, directives: Collection[int]) -> bool:
+    """Returns whether a directive says FIXME, or a command has a path such as /path/to/data."""
+    if any(_FIXME.search(script.lines[line - 1]) for line in directives):
+        return True
+    lines = (n for n, line in enumerate(script.lines, 1) if "/path/to/" in line and _PATH_TO.match(line))
+    return not all(map(script.is_quoted, lines))
 
 
 def _is_prose(lines: Sequence[str], num_shebangs: int) -> bool:

@@ -22,6 +22,12 @@ _NAMED = re.compile(
     rf"{_SUFFIX}|\.(?:in|dist|sample|example)$|\.tmp\b"
     r"|(?<![A-Za-z])(?:(?:job)?[Tt]emplates?|TEMPLATES?|tmpl|skeleton|BLANK)(?![A-Za-z])|^skel\.|[a-z]Template(?![a-z])",
 )
+# Names that are enough without a placeholder: job_template.sh and job.in.slurm, but not build_template.sh,
+# which makes a template of images.
+_NAME_OF_TEMPLATE = re.compile(
+    r"(?i)(?!.*(?:to|build|make|create|no)[-_]?template)"
+    r"(?:(?:.*(?:[^a-z]|(?-i:[a-z](?=T))))?template\d*[)\]]?(?:\.\w+)*|template[-_](?!match).*|.*\.in\.\w+)"
+)
 _STATEMENT = re.compile(
     r"%include\s*<|\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro|raw|else|endif|endfor)\b.*%\}|<%[!=]?\s)"
 )
@@ -118,9 +124,9 @@ def _in_template(text: str) -> str:
     return find_placeholder(text, is_path=True) or (match[0] if match else "")
 
 
-def has_suffix_of_template(path: Path) -> bool:
-    """Returns whether the name ends in .template, .j2 or the like."""
-    return re.search(_SUFFIX, path.name) is not None
+def has_name_of_template(path: Path) -> bool:
+    """Returns whether the name alone says that the file is a template, such as job.j2 and job_template.sh."""
+    return bool(re.search(_SUFFIX, path.name) or _NAME_OF_TEMPLATE.fullmatch(path.name))
 
 
 def _is_named(path: Path) -> bool:
