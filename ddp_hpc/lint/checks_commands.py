@@ -119,6 +119,10 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
                 remedy = f"remove the comment after the backslash in line {last}"
             elif script.lines[last - 1].lstrip().startswith("#"):
                 remedy = f"move the comment of line {last} out of the command"
+            elif re.search(r"\s#.*\\$", script.lines[last - 1]):
+                remedy = f"remove or quote the # in line {last}, which begins a comment"
+            elif command.words[-1] == "wait" and len(command.words) > 1:
+                remedy += ", and write wait in a line of its own"
             yield Problem(command.line, what, remedy)
 
 

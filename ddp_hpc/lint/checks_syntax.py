@@ -52,6 +52,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
         if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
             remedy = f"write then after the condition of line {without}"
+        if closes and (continued := _continued_before(script, line)):
+            remedy = f"remove {continued[1]} at the end of line {continued[0]}"
         first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
         if closes and _is_empty(script, line):
             remedy = f"write a command before {closes[1]}, such as : , as there are only comments"
@@ -62,6 +64,13 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
             remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"
         yield Problem(line, what, remedy, severity)
+
+
+def _continued_before(script: Script, line: int) -> tuple[int, str] | None:
+    """Returns the last line with text before `line`, and the operator with which it continues."""
+    last = next((n for n in range(line - 1, 0, -1) if script.lines[n - 1].strip()), 0)
+    match = re.search(r"(&&|\|\|?)\s*(\\?)$", script.lines[last - 1]) if last else None
+    return (last, match[1] + " and the backslash" * bool(match[2])) if match else None
 
 
 def _is_empty(script: Script, line: int) -> bool:

@@ -91,6 +91,13 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4"),
         ("JOB028", "docker run -it image", "omit the option"),
         ("JOB028", "salloc --nodes=2", "remove the command"),
+        ("JOB003", "if true; then\n  srun ./a && \\\n\nfi", "remove && and the backslash at the end of"),
+        ("JOB024", "srun ./a --in #.txt \\\n --all", "remove or quote the # in line 3"),
+        (
+            "JOB024",
+            "srun ./a --in x\n --all wait",
+            "end line 3 with a backslash, and write wait in a line of",
+        ),
     ],
 )
 def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> None:
