@@ -20,44 +20,46 @@ from ddp_hpc.schedulers.slurm.parse_directives import read_command
 # Those that begin with SEVERAL are not for jobs with one node.
 _TEXTS = r"""
 BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
-    @ this changes only the shell of the pipe, not that of the script @ write it without the pipe
+    @ this changes only the shell of the pipe, not that of the script @ write > FILE or > >(...) instead
 ^(?:[^#\n'"|]|"[^"\n]*"|'[^'\n]*')*[^|\n]\|\s*(?:read|mapfile|readarray)\s+(?:-\w+\s+)*[A-Za-z]
     @ this sets variables in the shell of the pipe, not in the script @ write NAME=$(...), or < <(...)
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
-    @ $? is the status of the command before, which only prints @ write status=$? before that
+    @ $? is the status of the command before, which only prints @ write status=$? before it, and $status here
 LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their messages @ omit 2>&1
 ^[ \t]*cd\s+/tmp/?[ \t]*(?:;|&&|\n)\s*rm\s+-\w{,4}r\w{,4}\s+(?:\./)?\*(?=[\s;]|$)
-    @ this deletes what your other jobs have on this node @ make a directory for this job
+    @ this deletes what your other jobs have on this node @ remove only a directory that this job has made
 ^set -\w*u(?:(?!^set \+)[^\0]){,999}?^source \S*(?:/etc/(?:profile|bash)[^\s"]*(?<!a\.sh)|bashrc|init/\w+)"?$
-    @ with set -u, a variable that is not set in this file ends the job @ write set -u after it
+    @ with set -u, a variable that is not set in this file ends the job @ write set -u only after it
 ^set\s+(?:-\w+\s+){,3}-(?:\w*u|o\s+nounset\b)(?:(?!^[ \t]*set\s+\+|#!/)[^\0]){,3000}?
       ^[ \t]*(?:conda|mamba|micromamba|source)\s+activate\s
-    @ with set -u, an unset variable in the activation of a package ends the job @ write set -u after it
+    @ with set -u, an unset variable in the activation of a package ends the job @ write set -u only after it
 ^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.|deactivate|else)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
-    @ the Python of this module comes before that of the environment @ load modules before the environment
+    @ the Python of the module precedes that of the environment @ load modules before it, or deactivate it
 BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
       (?:(?!\bfor\s+\1\b|^[ \t]*\1=)[\s\S]){,3000}?\$\(\([^()\n#]*\b\1\b
     @ this number begins with 0, which makes it octal, and 08 and 09 none @ write 10#$NAME
 ^(?:export\s+)?(?:SLURM_(?:ARRAY_TASK_|PROC|LOCAL|NODE|JOB_?)ID|PBS_(?:ARRAY_INDEX|JOBID))=["']?[\w./-]+["']?$
-    @ the variable no longer has the value of the scheduler @ remove the line
-LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_ @ the GPUs of each task begin with 0 @ remove it
+    @ the variable no longer has the value of the scheduler @ remove the line where the scheduler sets it
+LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_
+    @ the GPUs of each task begin with 0 @ remove it, and request a GPU for each task
 BEGINsrun\s[^&]{,400}?_rank[= ]0\b[^&]{,99}?\n\s*srun\s[^&]{,99}?_rank[= ]1\b
     @ the first node waits for this one, which starts only after it @ write & at the end of each, and wait
 LINEtorchrun\s[^#]{,400}?\s--local[-_]rank[= ]\d @ all ranks get this @ omit it
 ^(?=[^#\n]*\s--?\w)[^#\n]*[^\s&|;({\\][ \t]+\\\n[ \t]*(?:wait|exit|date|deactivate|echo|done|fi)\b
-    @ the backslash makes these words arguments of the command before @ remove it
+    @ the backslash makes these words arguments of the command before @ remove the backslash
 ^[^#\n"']*\w\u00a0[\w-] @ bash does not know this kind of blank @ write an ordinary one
 BEGIN(?:export\s+)?OMP_NUM_THREADS=["']?\$\{?SLURM_(?:NTASKS|NPROCS|NNODES)\b(?=[\s\S]{,3000}?^(?:srun|mpi)\w*\s)
-    @ this is not the number of cores of a task @ use SLURM_CPUS_PER_TASK
+    @ this is not the number of cores of a task @ use ${SLURM_CPUS_PER_TASK:-1}
 BEGIN(?:export\s+)?\w*(?:ADDR|HOST|master\w*|node\w*)=["']?\$\(\s*srun\s+hostname[^|)]*\)
     @ each task prints its own name @ use srun -N 1 -n 1
-LINE[^&>\n]&[ \t]*\n\s*[^#\n]*[^&>\n]&[ \t]*\n\s*wait\s+\$! @ this waits only for the last one @ write wait
+LINE[^&>\n]&[ \t]*\n\s*[^#\n]*[^&>\n]&[ \t]*\n\s*wait\s+\$!
+    @ this waits only for the last one @ write wait without $!
 LINE\[{1,2}\s+[^\s\]]+[^\s\]=!<>]==?[^\s\]=]+\s+\] @ this is one word, and always true @ write blanks around =
 \A(?![^\0]*--exclusive)[^\0]*?^(?![ \t]*(?:echo|printf|print|cat|message|grep)\b)[^#\n]*
       (?:\bdetectCores\(\)|(?<!, )\b(?:os|multiprocessing|mp)\.cpu_count\(\)
       |\w[= ]["']?(?:\$\(|`)[^\n`)]{,40}\bnproc\s+--all\b)
-    @ this counts all cores of the node, also those of other jobs @ use SLURM_CPUS_PER_TASK, or nproc
+    @ this counts all cores of the node, also those of other jobs @ use what nproc prints without --all
 SEVERAL^(?![^\n]*(?:MASTER_ADDR=|scontrol))[^#\n]*\$\{?SLURM_(?:JOB_)?NODELIST(?:\}?["']?[ \t]*\|[ \t]*
       (?:tr\s+(?:-s\s+)?["']?,|sed\s+(?:-\w+\s+)?["']?s.,|cut\s+-d\s?["']?,)|//,)
     @ the list has the form node[01-04], so no names come out @ use scontrol show hostnames
@@ -73,7 +75,7 @@ SEVERALLINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
       (?=[^\0]{,3000}?\b(?:resume|restart|ckpt|checkpoint)\S{,40}?[= ]["']?\$\{?\1\b)
     @ the next job has another ID, so it does not find what this one has saved @ omit the ID
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
-    @ in quotes, the program and its arguments are one name @ omit the quotes
+    @ in quotes, the program and its arguments are one name @ omit the quotes, or write bash -c before them
 """
 _ROWS = [
     (
@@ -168,7 +170,9 @@ def _copies(subject: Subject) -> Iterator[Problem]:
         if (whole_number(number) or 0) > 1 and not (is_script and given):
             what = f"{own.name} starts {number} copies of {name}, and all of them do the same"
             what += ", unless it uses MPI" * is_script
-            yield Problem(command.line, what, "start it once, and give it the number of threads")
+            yield Problem(
+                command.line, what, f"start it without {own.name}, and give it the number of threads"
+            )
             return
 
 

@@ -51,10 +51,10 @@ _READS_FILE = re.compile(
 _VALUES = {
     "-c": (
         r"(?:[nscwu]|[cw]=\d+|none|enabled|shutdown|periodic|(?:depth|interval|dir)=[^,]+)(?:,[a-z]+(?:=[^,]+)?)*",
-        "omit -c, which is about checkpoints",
+        "omit -c, which is about checkpoints, and request CPUs in select",
     ),
     "-j": (r"oe|eo|n", "use -j oe, which joins the logs"),
-    "-m": (r"n|[abefjp]+", "use letters without a comma or blank, such as -m abe"),
+    "-m": (r"n|[abefjp]+", "use letters without a comma, such as -m abe, and -M for an address"),
     "-r": (r"[yn]", "use -r y or -r n"),
 }
 # Dependencies (parse_depend_list of OpenPBS), or other attributes.
@@ -65,7 +65,7 @@ _ATTRIBUTES = re.compile(
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
-_OF_CHUNK = re.compile("(?:ncpus|mem|ngpus|mpiprocs|ompthreads|host|vnode)=")
+_OF_CHUNK = re.compile("(?:ncpus|mem|ngpus|mpiprocs|ompthreads|host|vnode|ppn)=")
 
 
 @check("PBS001", "note", "no shebang")
@@ -140,8 +140,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             if d.flag == "-d":
                 remedy = f"remove it, and write cd {plain(d.value) or 'DIRECTORY'} in the script"
             if d.flag == "-t":
-                array = plain(d.value) or "1-10"
-                remedy = f"use -J {array} for an array, and PBS_ARRAY_INDEX for the index of a task"
+                remedy = "use -J FIRST-LAST for an array, and PBS_ARRAY_INDEX for the index of a task"
             yield Problem(d.line, what, remedy)
 
 
@@ -149,22 +148,23 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
     is_rejected = _is_for_openpbs(subject)
-    with_option = {d.line for d in subject.script.read() if d.flag}
+    with_option = {d.line: d.flag for d in subject.script.read() if d.flag}
     for d in {d.line: d for d in reversed(stray)}.values():
         if not has_placeholder(d.text):
-            remedy = "remove it, or the whitespace before it"
+            option, remedy = with_option.get(d.line), "join it to the value before it, or remove it"
+            is_joined = option != "-l" or d.value[0] in ",:=" or re.search(r"[,:]\s", d.text)
             if d.value[0] in "\u2013\u2014":
                 remedy = "write - instead of the dash"
-            elif d.line not in with_option:
-                remedy = f"write {'-l' if '=' in d.value else 'an option, such as -N,'} before it"
-                if subject.uses_chunks and _OF_CHUNK.match(d.value):
-                    remedy = "write it as a part of select, after a colon"
+            elif not option or ("=" in d.value and not is_joined):
+                remedy = f"write {'-l' if '=' in d.value else 'an option, or only its dash,'} before it"
+                if (subject.uses_chunks or d.value.startswith("ppn=")) and _OF_CHUNK.match(d.value):
+                    remedy = "write it as a part of select or nodes, after a colon"
                 if letter := _LETTERS.get(d.value.partition("=")[0].strip("-")):
                     remedy = f"write {letter} and the value"
             yield Problem(
                 d.line,
-                f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
-                "after a comma"
+                f"{shown(d.value)} does not belong to an option"
+                + (", as a value ends at whitespace, even after a comma" if option else "")
                 + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
                 remedy,
                 None if is_rejected else "note",
@@ -182,7 +182,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     for d, name, value in resources:
         names = [name]
         if name == "select" and ";" in value:
-            yield Problem(d.line, f"{shown(value)} contains a semicolon", "write a colon", "error")
+            yield Problem(d.line, f"{shown(value)} contains a semicolon", "write a colon or a comma", "error")
         if name == "gpus" or re.search(r":gpus=", value if name == "select" else ""):
             what = "OpenPBS has no resource gpus, unless the site defines it"
             yield Problem(
@@ -192,7 +192,8 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             what = "ppn is a part of nodes, not a resource"
             # The qsub of some sites joins both.
             is_apart = any(other == "nodes" and ":" not in number for _, other, number in resources)
-            remedy = f"write -l nodes=NUMBER:ppn={plain(value)}"
+            form = "select=NUMBER:ncpus" if subject.uses_chunks else "nodes=NUMBER:ppn"
+            remedy = f"write -l {form}={plain(value)}"
             yield Problem(d.line, what, remedy, "note" if is_apart else None)
             continue
         for part in value.split(":")[1:] if name == "nodes" else ():
@@ -206,9 +207,11 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         # A program may fill it in, or a backslash continue it in the next line.
         if re.search(r"[^\w.@-]", word) and not (has_placeholder(word) or re.search(r"[$\\]", word)):
             has_colon = word.partition(":")[0] in _RESOURCES
-            remedy = "write = for :" if has_colon else "write the name of a resource"
+            remedy = "write = for the first :" if has_colon else "write NAME=VALUE, such as walltime=1:00:00"
             yield Problem(line, f"{shown(word)} is not a resource, so qsub rejects it", remedy, "error")
-    nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
+    nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {
+        "ppn": "ncpus and mpiprocs"
+    }
     for line, word in unknown:
         near = nearest.get(word)
         if near and (is_one_edit(word, near) or (word == "ppn" and _is_for_openpbs(subject))):
@@ -317,7 +320,9 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                 for inside in {name for name in given if given.count(name) > 1}:
                     yield Problem(d.line, f"PBS rejects {inside} twice in a chunk", "remove one of them")
             for part in re.findall(r":([^:+=$]*\w)(?=[:+]|$)", value) if "=" in value or ":" in value else ():
-                yield Problem(d.line, f"{shown(part)} in select is not NAME=VALUE", "write = after the name")
+                yield Problem(
+                    d.line, f"{shown(part)} in select is not NAME=VALUE", "write NAME=VALUE, such as ncpus=4"
+                )
             for part in re.split("[:+]", value):
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
                     what = f"{inside} is a resource of the job, so PBS rejects it in select"
@@ -329,9 +334,9 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line,
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",
-                "remove it"
+                "write its numbers in select instead: select=NODES:ncpus=PPN"
                 if name == "nodes"
-                else f"write it in select: select=1:{name}={shown(value)[1:-1]}",
+                else f"write it in select instead: select=NUMBER:{name}={shown(value)[1:-1]}",
                 "note" if may_be_written else None,
             )
 
@@ -352,7 +357,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, remedy, is_to_fill_in=is_to_fill_in)
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
             what = f"qsub rejects the range {shown(d.value)}"
-            yield Problem(d.line, what, "use FIRST-LAST, such as -J 1-10")
+            yield Problem(d.line, what, "use FIRST-LAST with a larger LAST, such as -J 1-10")
         for values, remedy in [_VALUES[d.flag]] if d.flag in _VALUES and d.value and is_value else []:
             if not re.fullmatch(values, d.value):
                 is_of_nqsv = (d.flag, d.value) == ("-j", "o")

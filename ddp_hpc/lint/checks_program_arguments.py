@@ -53,14 +53,13 @@ def _fails_at_start(subject: Subject) -> Iterator[Problem]:
             text, place = next(iter(texts.items()))
             if package := _not_importable(subject, program.name, text, place):
                 what = f"{name} imports {package}, but Python looks for modules in the directory of {name}, "
-                module = program.name.removeprefix("./").removesuffix(".py").replace("/", ".")
-                remedy = f"start it as python -m {plain(module)}"
+                remedy = "add export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} before it"
                 yield Problem(start.command.line, f"{what}unless PYTHONPATH has another", remedy, "note")
             if parser := _parser(subject, program, place):
                 yield from _rejected_arguments(start, program.name, parser)
         elif other := next(filter(None, (_in_other_letters(one / program.name) for one in directories)), ""):
             what = f"there is no {name}, but {plain(other)}, which is another file on Linux"
-            yield Problem(start.command.line, what, f"write {plain(other)}")
+            yield Problem(start.command.line, what, f"did you mean {plain(other)}?")
 
 
 @lru_cache(maxsize=8)  # a script may start a program many times

@@ -40,10 +40,15 @@ kraken2 @ @ --threads
 kallisto @ quant @ -t|--threads
 featureCounts @ @ -T
 mafft @ @ --thread
-iqtree iqtree2 @ @ -T|-nt|--threads
+iqtree iqtree2 @ @ -nt|-T|--threads
 flye hifiasm @ @ -t|--threads
 """)
     for name in names.split()
+}
+_ONLY_IF = {
+    "trim_galore": ", which Trim Galore has since 0.6.0",
+    "cutadapt": ", which cutadapt has since 1.15",
+    "samtools": ", if the job has the memory of -m for each thread",
 }
 _USES_CPUS = re.compile(
     r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|"
@@ -83,19 +88,19 @@ def _more_than_the_job(subject: Subject) -> Iterator[Problem]:
         wanted = math.prod(whole_number(part) or 1 for part in parts) if "vllm" in start.command.text else 0
         if 0 < total < wanted:
             what = f"vLLM needs {wanted} GPUs, and the job has {total}"
-            yield Problem(line, what, f"request {wanted}, or use --tensor-parallel-size {total}", "error")
+            yield Problem(line, what, f"request {wanted}, or lower the parallel sizes", "error")
         of_node = whole_number(start.options_of("deepspeed").get("--num-gpus"))
         if of_node and gpus and of_node > gpus:
             what = f"deepspeed --num_gpus={of_node} is the number for each node, and a node has {gpus}"
-            yield Problem(line, what, f"use --num_gpus={gpus}", "error")
+            yield Problem(line, what, f"request {of_node} GPUs per node, or use --num_gpus={gpus}", "error")
         is_mdrun = start.words[:2] == ("gmx", "mdrun") and (gpus or 1) > 1 and not start.is_launched
         if is_mdrun and {"-ntomp", "-ntmpi", "-nt", "-gpu-id"} & {*start.options} == {"-ntomp"}:
             what = f"with {gpus} GPUs, mdrun rejects -ntomp without -ntmpi"
-            yield Problem(line, what, f"add -ntmpi {gpus}", "note")
+            yield Problem(line, what, f"add -ntmpi {gpus}, and -npme 1 with -pme gpu", "note")
         kokkos = re.search(r"\s-k(?:okkos)?\s+on\s+g(?:pus)?\s+(\d{1,2})\s", start.command.text)
         own_gpu = re.search("gpus-per-task|gpu-bind", subject.script.text)
         if kokkos and gpus and gpus != int(kokkos[1]) and (subject.ranks_per_node or 1) > 1 and not own_gpu:
-            what = f"Kokkos uses {counted(int(kokkos[1]), 'GPU')} of each node for all ranks, and the job has"
+            what = f"Kokkos uses {counted(int(kokkos[1]), 'GPU')} of each node for all ranks, and a node has"
             yield Problem(line, f"{what} {gpus}", f"write g {gpus}", "note")
         for option, threads in threads_of(start) if of_part else ():
             if threads > cpus:
@@ -152,7 +157,7 @@ def _orca(subject: Subject) -> Iterator[Problem]:
     if wanted and int(wanted[1]) > tasks and subject.script.read() and is_orca:
         what = f"ORCA starts {wanted[1]} processes with mpirun, which has a slot for each task ({tasks})"
         line = subject.script.text.count("\n", 0, wanted.start(1)) + 1
-        yield Problem(line, what, f"request {wanted[1]} tasks", "note")
+        yield Problem(line, what, f"use --ntasks={wanted[1]} and --cpus-per-task=1", "note")
 
 
 def _bytes(text: str, unit: int = 2**20) -> int:
@@ -230,9 +235,8 @@ def _one_thread(subject: Subject, cpus: int) -> Iterator[Problem]:
         if not any(re.fullmatch(rf"(?:{options})(?:=.*|\d+)?", word) for word in own):
             name, option = f"{names[found]} {own[0]}" if verb else names[found], options.partition("|")[0]
             what = f"{plain(name)} uses one thread without {option}, and the job has {cpus} CPUs"
-            remedy = f"add {option} {cpus}, or request one CPU"
-            if name == "trim_galore":
-                remedy = f"request one CPU, or add {option} {min(cpus, 8)}, which Trim Galore has since 0.6.0"
+            number = min(cpus, 8) if name == "trim_galore" else cpus
+            remedy = f"request one CPU, or add {option} {number}{_ONLY_IF.get(names[found], '')}"
             # With --mem-per-cpu, the CPUs may be requested for their memory.
             yield Problem(command.line, what, remedy, "note" if script.value("--mem-per-cpu") else None)
             return
@@ -278,5 +282,6 @@ def _command_of_another(subject: Subject) -> Iterator[Problem]:
     for command in script.commands if own and not is_for_several and not is_template(script) else ():
         name = command.name
         if name in others and command.argv[0][0] != "$" and not re.search(rf"\b{name} ?\(", script.text):
-            yield Problem(command.line, f"{name} does not belong to {title}", f"use a command of {title}")
+            remedy = f"use {'mpiexec' if name in LAUNCH_COMMANDS else f'a command of {title}'}"
+            yield Problem(command.line, f"{name} does not belong to {title}", remedy)
             return

@@ -114,7 +114,9 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
                 continue
         if OF_RANKS.fullmatch(name) and not _MAY_SET_RANKS.search(script.text):
             what = f"nothing sets {name} before this command"
-            remedy = "let each task read SLURM_NODEID or SLURM_PROCID: srun bash -c '...'"
+            remedy = "let each task read SLURM_PROCID, SLURM_NODEID or SLURM_NTASKS: srun bash -c '...'"
+            if scheduler.name != "slurm":
+                remedy = "let each task read what its MPI sets, such as PMI_RANK: mpiexec bash -c '...'"
             # For one process, it may be a parameter that another script passes on with --export.
             yield Problem(line, what, remedy, None if _STARTS_RANKS.search(script.text) else "note")
         elif near:
@@ -130,7 +132,8 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             severity = "note" if _may_be_harmless(subject, name, line) else None
             own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
-            yield Problem(line, what, f"use {own or f'a variable of {scheduler.title}'}", severity)
+            instead = own or f"a variable of {scheduler.title}, or write the value"
+            yield Problem(line, what, f"use {instead}", severity)
             if not severity:
                 break
         elif name in unknown and name.startswith("SLURM_"):
@@ -235,8 +238,8 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
             is_unset = read.get(name) or (name not in names and not script.sets(name) and not is_read)
             is_known = is_argument or name in reader.variables or name in _OF_BASH
             if is_unset and not (is_known or OF_RANKS.fullmatch(name)):
-                what = f"the script never sets {plain(name)}"
-                yield Problem(start.command.line, what, f"set {plain(name)} before it", "note")
+                what, remedy = f"the script never sets {plain(name)}", "set it before, or on submission"
+                yield Problem(start.command.line, what, remedy, "note")
 
 
 def _with_type(subject: Subject) -> Iterator[Problem]:
@@ -267,7 +270,8 @@ def _unset_arrays(script: Script) -> Iterator[Problem]:
                 is_text = command.name in ("echo", "printf") or _is_only_shown(script, command.line)
                 # For a variable from outside, these are its value.
                 is_text |= not re.search(rf"\$\{{#?{name}\[(?![*@0]\])", command.text)
-                yield Problem(command.line, what, f"set {name}=(...)", "note" if is_text else None)
+                remedy = f"set {name}=(...), or name another array"
+                yield Problem(command.line, what, remedy, "note" if is_text else None)
 
 
 def _is_only_shown(script: Script, line: int) -> bool:
@@ -321,22 +325,28 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) < 2:
         return
     found = [
-        (line, value)
+        (line, value, True)
         for line, name, value in subject.script.assignments
         if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
     ]
-    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
+    found += [
+        (c.line, match[1], "host" not in match[0] and "-H" not in match[0])
+        for c in subject.script.commands
+        if (match := _LIST_AS_HOST.search(c.text))
+    ]
     # The script may take the first name later.
     is_cut = re.search(r"\$\{MASTER_ADDR(?:%|\[)|set -- \"?\$\{?MASTER_ADDR\b", subject.script.text) or any(
         name == "MASTER_ADDR" and name in expanded(value) and value.strip('"{}$') != name
         for _, name, value in subject.script.assignments
     )
-    for line, value in found if not is_cut else ():
+    for line, value, is_address in found if not is_cut else ():
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
         what = "empty in a batch script" if "IPADDR" in value else what
         what = f"{plain(value)} is {what}, not a file or the name of a node of the job"
-        of_slurm = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
-        yield Problem(line, what, f"use $({of_slurm if 'SLURM' in value else 'head -n 1 $PBS_NODEFILE'})")
+        is_of_pbs = re.search("PBS|NODEFILE", value)
+        names = "cat $PBS_NODEFILE" if is_of_pbs else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+        remedy = f"use $({names} | head -n 1)" if is_address else f"use the names that {names} prints"
+        yield Problem(line, what, remedy)
     lines = subject.script.lines
     reads = [(number, pair) for number, text in enumerate(lines, start=1) for pair in _ELEMENT.findall(text)]
     last_read = {name: number for number, pair in reads for name in pair}
@@ -377,7 +387,7 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             what = f"{name} is set, but programs do not get it, as it is not exported"
             is_unsure = name.startswith("MASTER_") or _MAY_EXPORT.search("\n".join(script.lines[line:]))
-            yield Problem(line, what, f"write export {name}=VALUE", "note" if is_unsure else None)
+            yield Problem(line, what, "begin this command with export", "note" if is_unsure else None)
     if not re.search(r"\bset -\w*a\b|\bset -o allexport", text):
         yield from _read_by_tasks(subject, alone)
 
@@ -399,7 +409,7 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
             is_seen = re.search(rf"\b(?:export|declare -x)\b[^\n;]*\b{name}\b|\$\{{?{name}\b", script.text)
             if is_needed and not is_seen and name not in {other for _, other, _ in script.exports}:
                 what = f"each task sets {name}, but its programs do not get it, as it is not exported"
-                yield Problem(start.command.line, what, f"write export {name}=", "note")
+                yield Problem(start.command.line, what, f"write export before {name}=", "note")
         for name in dict.fromkeys(expanded(code)):
             sets = rf"\b(?:export|declare -x|typeset -x)\b[^\n]*\b{name}\b|-x {name}\b"
             is_set = re.search(rf"(?<![\w$]){name}=|\b(?:for|read)\s[^;]*\b{name}\b", code)
@@ -414,4 +424,6 @@ def _read_by_tasks(subject: Subject, alone: set[int]) -> Iterator[Problem]:
                 what = f"{name} is empty in the tasks of {start.command.name}, as it is not exported"
                 # It may be exported already: a new value keeps that.
                 is_known = _OFTEN_EXPORTED.fullmatch(name) or name in reads_itself
-                yield Problem(values[name], what, f"write export {name}=", "note" if is_known else None)
+                yield Problem(
+                    values[name], what, "begin this command with export", "note" if is_known else None
+                )

@@ -124,7 +124,13 @@ def _unknown_option(words: Sequence[str], options: dict[str, argparse.Action]) -
 
 def _no_option(name: str, options: dict[str, argparse.Action]) -> Complaint:
     near = get_close_matches(name, options, n=1, cutoff=0.75)
-    return Complaint(f"has no option {name}", f"did you mean {near[0]}?" if near else "remove it")
+    return Complaint(
+        f"has no option {name}", f"did you mean {near[0]}?" if near else "use one that it has: see its --help"
+    )
+
+
+def _no_value(flag: str, value: str) -> Complaint:
+    return Complaint(f"takes no value after {flag}, such as {value}", f"write {flag} alone, or omit it")
 
 
 def _explained(message: str, words: Sequence[str], options: dict[str, argparse.Action]) -> Complaint | None:
@@ -132,16 +138,18 @@ def _explained(message: str, words: Sequence[str], options: dict[str, argparse.A
     if kind == "the following arguments are required":
         return Complaint(f"requires {rest}", "add them" if "," in rest else "add it")
     if flag := re.match(r"argument (?:\S+/)?(--?[\w-]+): ignored explicit argument '(.*)'", message):
-        return Complaint(f"takes no value after {flag[1]}, such as {flag[2]}", f"write {flag[1]} alone")
+        return _no_value(flag[1], flag[2])
     if kind != "unrecognized arguments":
-        return Complaint(f"rejects its arguments: {message}", "see its calls of add_argument")
+        return Complaint(f"rejects its arguments: {message}", "see its --help")
     word = max((word for word in words if rest.startswith(word)), key=len, default=rest)
     if re.match(r"--?[A-Za-z]", word):
         return _no_option(word.partition("=")[0], options)
     flag_before = words[words.index(word) - 1] if word in words[1:] else ""
     if flag_before in options and options[flag_before].nargs == 0:
-        return Complaint(f"takes no value after {flag_before}, such as {word}", f"write {flag_before} alone")
-    return Complaint(f"takes no argument {word} here", "remove it, or write its option before it")
+        return _no_value(flag_before, word)
+    return Complaint(
+        f"takes no argument {word} here", "write it as the value of an option, or omit it: see its --help"
+    )
 
 
 def _definitions(files: ProgramFiles) -> list[_Definition] | None:

@@ -63,8 +63,11 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     ("option", "remedy"),
     [
         ("\u2013m e", "write - instead of the dash"),
-        ("M me@example.org", "write an option, such as -N, before it"),
-        ("-N my job", "remove it, or the whitespace before it"),
+        ("M me@example.org", "write an option, or only its dash, before it"),
+        ("-N my job", "join it to the value before it, or remove it"),
+        ("-l nodes=2:ppn=4, walltime=10:00", "join it to the value before it, or remove it"),
+        ("-l nodes=2:ppn=4 walltime=10:00", "write -l before it"),
+        ("-l nodes=2 ppn=4", "write it as a part of select or nodes, after a colon"),
         ("walltime=10:00", "write -l before it"),
         ("output=log", "write -o and the value"),
     ],
@@ -84,6 +87,8 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
     ("check", "command", "remedy"),
     [
         ("JOB003", "conda activate <environment>", "replace it with a value"),
+        ("RANK018", "#SBATCH -N 2\nmpirun -H $SLURM_NODELIST ./a", "use the names that scontrol"),
+        ("RANK018", "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames)", "use $(scontrol show hostnames"),
         ("JOB003", "echo (", "correct the syntax"),
         ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
         ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3"),

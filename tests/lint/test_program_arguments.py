@@ -83,19 +83,19 @@ def test_arguments_are_rejected_if_the_program_rejects_them(tmp_path: Path, argu
             "train.py has no option --batch_size",
             "did you mean --batch-size?",
         ),
-        ("--out a --queue gpu", "train.py has no option --queue", "remove it"),
+        ("--out a --queue gpu", "train.py has no option --queue", "use one that it has"),
         (
             "--out a --debug True",
             "train.py takes no value after --debug, such as True",
-            "write --debug alone",
+            "write --debug alone, or omit it",
         ),
         ("--out a --debug=1", "train.py takes no value after --debug, such as 1", "write --debug alone"),
-        ('--out a "b c"', "train.py takes no argument b c here", "remove it"),
+        ('--out a "b c"', "train.py takes no argument b c here", "write it as the value"),
         ("--lr 0.1", "train.py requires --out", "add it"),
         (
             "--out a --model xl",
             "train.py rejects its arguments: argument --model: invalid choice: 'xl'",
-            "see its call",
+            "see its --help",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_the_program_is_found_beside_the_script_and_above_it(tmp_path: Path) -> 
 
 def test_a_file_whose_name_differs_in_capital_letters_is_another_file(tmp_path: Path) -> None:
     found = findings(tmp_path, "", "python Train.py")
-    assert [one.remedy for one in found] == ["write train.py"]
+    assert [one.remedy for one in found] == ["did you mean train.py?"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_file_whose_name_differs_in_capital_letters_is_another_file(tmp_path: 
         ("", ("src/src.py",), []),
     ],
 )
-def test_a_program_that_imports_its_own_directory_needs_m(
+def test_a_program_that_imports_its_own_directory_needs_pythonpath(
     tmp_path: Path, before: str, files: tuple[str, ...], expected: list[str]
 ) -> None:
     (tmp_path / "src").mkdir()
@@ -282,7 +282,9 @@ def test_a_program_that_imports_its_own_directory_needs_m(
         (tmp_path / file).touch()
     found = findings(tmp_path, "", f"{before}python src/run.py")
     assert [one.severity for one in found] == expected
-    assert {one.remedy for one in found} <= {"start it as python -m src.run"}
+    assert {one.remedy for one in found} <= {
+        "add export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} before it"
+    }
 
 
 def test_a_deeply_nested_program_is_no_crash(tmp_path: Path) -> None:
