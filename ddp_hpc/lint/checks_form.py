@@ -54,7 +54,9 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
     elif "\0" in text and subject.script.scheduler != "pbs":  # qsub and bash drop these characters
         line = text.count("\n", 0, text.index("\0")) + 1
-        yield Problem(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
+        yield Problem(
+            line, "the script contains a NUL character, which sbatch rejects", "save it as text in UTF-8"
+        )
     elif len(text) >= MAX_CHARS:
         what = "the script is larger than the 4 MB that Slurm accepts"
         yield Problem(1, what, "move data to separate files")
@@ -101,10 +103,12 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         is_harmless = all(d in set_again or _is_without_loss(d) for d in late)
         moved = "them" if len(lines) > 1 else "it"
         moved = "those that are valid" if any(d.fault for d in late) else moved
+        remedy = f"move {moved} to the other directives, above the first command"
+        remedy += ", with values instead of variables" * any("$" in d.value for d in late)
         yield Problem(
             lines[0],
             f"this directive{others} after the first command, where the scheduler ignores directives",
-            f"move {moved} to the other directives, above the first command",
+            remedy,
             # They may be those of another job, and names of logs with variables have no better place.
             "note" if are_kept or is_given or is_harmless else None,
         )
@@ -296,7 +300,7 @@ def _joined(name: str, before: str, value: str) -> str:
     if name in ("--output", "-o") and re.search(r"err\b", value):
         return f"write {'--error' if name[1] == '-' else '-e'} for this one"
     if name == "--constraint":
-        return "join them with &"
+        return "write one option, with & for both of them, or | for either"
     if name == "--dependency" and "?" in before + value:
         return "write one option, with ? between all jobs, or with commas"
     items, others = before.split(","), value.split(",")
@@ -308,5 +312,5 @@ def _joined(name: str, before: str, value: str) -> str:
         or (counts and (first & second or len(of_gpu) > 1))
         or {"NONE", "NIL"} & {*items, *others}
     ):
-        return "remove the one that you do not want"
-    return f"write one option with a list: {plain(f'{name}={before},{value}')}"
+        return "write it only once, with all that the job needs"
+    return f"write one option with all of them, as in {plain(f'{name}={before},{value}')}"

@@ -36,7 +36,7 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
             what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
             remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
             if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
-                remedy = f"write {meant}"
+                remedy = f"write {meant} instead"
             # Slurm also sends the mail of END if the job fails (job_completion_logger in job_mgr.c).
             others = {word.strip().upper() for word in d.value.split(",")} - {
                 word.upper() for word in unknown

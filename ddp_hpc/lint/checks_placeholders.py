@@ -23,6 +23,15 @@ _OF_JOB = re.compile(
     r"USER|LOGNAME|PWD|HOSTNAME|TMPDIR|(?:SLURM|PBS|SGE)_\w+|JOB_(?:ID|NAME)|"
     r"\w*(?:SCRATCH|WORK|HOME|VAULT|STORE|PROJECT|PROJ|GROUP|DATA|CFS)\w*"
 )
+_DEFAULT_LOG = "omit the option, or give only a directory, as the default name of the log contains the job ID"
+# What sbatch replaces in the names of logs, by the names of variables.
+_PATTERNS = {
+    r"ARRAY_?JOB_?ID": "%A",
+    r"ARRAY_?(?:TASK_?)?ID": "%a",
+    r"(?<!ARRAY_)JOB_?ID": "%j",
+    "USER|LOGNAME": "%u",
+    "JOB_?NAME": "%x",
+}
 _REQUESTS = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus|partition|account)|-[lqA]$")
 
 
@@ -71,13 +80,15 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             continue  # the other log has both outputs
         if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
             what = f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
-            yield Problem(d.line, what, "omit the option, as the default name of the log contains the job ID")
+            yield Problem(d.line, what, _DEFAULT_LOG)
         elif any(d.value.count(first) != d.value.count(last) for first, last in ("<>", "{}")):
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
-        elif d.flag in ("--job-name", "--mail-user") and re.search(r"%[jJAaxu](?![a-z])", d.value):
-            what = f"Slurm replaces no pattern in {d.flag} {shown(d.value)}"
+        elif d.flag in ("--job-name", "--mail-user") and (
+            pattern := re.search(r"%[jJAaxu](?![a-z])", d.value)
+        ):
+            what = f"Slurm does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
             is_example = re.search(r"@(?:domain|example)\.", d.value) is not None
-            remedy = "use patterns only in --output and --error"
+            remedy = "write the address" if d.flag == "--mail-user" else "leave such patterns out"
             yield Problem(d.line, what, remedy, is_to_fill_in=is_example)
         elif pair := _misspelled_variable(subject, d):
             yield Problem(d.line, f"PBS does not set {plain(pair[0])}", f"did you mean {pair[1]}?")
@@ -110,7 +121,7 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
         return
     if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
         what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
-        remedy = "give only a directory, as the default name of the log contains the job ID"
+        remedy = _DEFAULT_LOG
     elif mark[0] in "$%":
         what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
         remedy = _instead_of_variable(d)
@@ -124,16 +135,12 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
 
 def _instead_of_variable(d: Directive) -> str:
     """Returns what to write instead of a variable of the shell in a directive."""
-    patterns = {"ARRAY": "%A_%a", "JOB_?ID": "%j", "USER|LOGNAME": "%u", "JOB_?NAME": "%x"}
-    of_slurm = (to for name, to in patterns.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value))
-    if d.flag in ("--output", "--error") and (pattern := next(of_slurm, "")):
-        return f"write {pattern} instead of the variable" + " and the value of the other" * (
-            d.value.count("$") > 1
-        )
-    if d.flag in ("-N", "--job-name") and re.search(
-        r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?ID|INDEX))\b", d.value
-    ):
-        return "leave it out, as the scheduler shows the job ID and the index of the task"
+    found = [to for name, to in _PATTERNS.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value)]
+    if d.flag in ("--output", "--error") and found:
+        remedy = f"write {' and '.join(found)} instead of the variable{'s' * (len(found) > 1)}"
+        return remedy + ", and the value of the other" * (d.value.count("$") > len(found))
+    if re.search(r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?)?(?:ID|INDEX))\b", d.value):
+        return "leave the variable out, as only the job has a value for it"
     return "write the literal value, or pass the option to qsub or sbatch on the command line"
 
 

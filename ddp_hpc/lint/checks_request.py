@@ -62,11 +62,13 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             what = f"the scheduler does not accept the walltime {shown(text)}"
             days = re.fullmatch(r"0*(\d{1,3}):(\d\d:\d\d:\d\d)", text)
             is_slurm = subject.scheduler.reader.bare_walltime_unit_s == 60
-            form = f"{days[1]}-{days[2]}" if days and is_slurm else _WALLTIME_FORM
+            form = _WALLTIME_FORM + ", or D-HH:MM:SS" * is_slurm
+            form = f"{days[1]}-{days[2]}" if days and is_slurm else form
+            remedy = "remove the = before it" if text[:1] == "=" else f"write {form}"
             # sbatch also reads #PBS lines, and takes this for its own.
             may_be_slurm = not is_slurm and re.search(r"\$\{?SLURM_", subject.script.text)
             is_unsure = may_be_slurm or stands_for_value(text)
-            yield Problem(line, what, f"write {form}", "note" if is_unsure else None, is_to_fill_in=not text)
+            yield Problem(line, what, remedy, "note" if is_unsure else None, is_to_fill_in=not text)
 
 
 @check("JOB012", "warning", "an ambiguous walltime")

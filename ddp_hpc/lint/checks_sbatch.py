@@ -14,10 +14,14 @@ from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import stands_for_value
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value, rejecting_versions
 from ddp_hpc.schedulers.slurm.contradictions import Contradiction, contradictions
-from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
+from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, OPTIONS, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
 _REJECT = "and later versions reject it"
+_OF_SRUN = "move it to the srun line, or remove it if there is none"
+_GIVE = "give it a value, or remove it"
+_OTHER = "use an option of sbatch(1), or remove it"
+_LETTERS = frozenset(option.letter for option in OPTIONS.values() if option.letter)
 # Options whose values are left to the user.
 _OFTEN_EMPTY = frozenset(
     f"--{of}"
@@ -47,15 +51,12 @@ _OF_FEW_SITES = re.compile(
     r"(?:disable|enable)-(?:perfparanoid|turbo(?:mode)?|xserver|dcgm)|zonesort|vtune|gmem"
 )
 _INSTEAD = {
-    "--mail": "--mail-user or --mail-type",
-    "--immediate": "no option, as sbatch cannot wait for resources",
-    "--jobid": "srun --jobid",
     "--mem-per-task": "--mem-per-cpu with this value divided by --cpus-per-task",
 }
 _INSTEAD |= re.findall(
     r"(\S+) (\S+)",
     "--name --job-name  --email --mail-user  --email-user --mail-user  --memory --mem  --walltime --time  "
-    "--include --nodelist  --cpus --cpus-per-task  --share --oversubscribe  "
+    "--include --nodelist  --core-per-task --cpus-per-task  --share --oversubscribe  "
     "--queue --partition  --workdir --chdir  --mem_bind --mem-bind",
 )
 # An option that sbatch takes as the value of the option before it.
@@ -132,7 +133,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
         if name in SRUN_OPTIONS:
-            yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "pass it to srun")
+            yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", _OF_SRUN)
         elif not d.flag.startswith("--"):
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
@@ -143,14 +144,18 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             is_near = near and not is_of_few_sites
             if near == "mem-per-gpu" and "g" not in name:
                 near = "mem-per-cpu"
-            remedy = f"did you mean --{near}?" if is_near else "remove it, or see sbatch --help"
+            remedy = f"did you mean --{near}?" if is_near else _OTHER
+            if name in _LETTERS:
+                remedy = f"write -{name}, with one dash"
+            elif is_near and ":" in d.flag:  # such as --gres:gpu=1
+                remedy = f"write --{near}={plain(d.written.partition(':')[2].replace('=', ':'))}"
             yield Problem(d.line, what, remedy, "note" if is_of_few_sites else None)
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
     if remedy := with_two_dashes(d):
         return f"sbatch reads {shown(d.written)} as several one-letter options", remedy
-    return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
+    return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", _OTHER
 
 
 def _takes_next(d: Directive) -> bool:
@@ -168,22 +173,25 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
-            yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
+            remedy = (
+                f"write {d.flag[1:]}, with one dash" if d.flag[2:] in _LETTERS else "write the whole name"
+            )
+            yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", remedy)
         elif _takes_next(d):
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
             # A comment says what belongs there, and accounts are often removed before publication.
             has_comment = re.search(rf"\s{re.escape(d.written)}\s+#", subject.script.lines[d.line - 1])
             is_to_fill_in = d.flag == "--account" or num_empty > 1 or has_comment is not None
-            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_to_fill_in)
+            yield Problem(d.line, what, _GIVE, is_to_fill_in=is_to_fill_in)
         elif d.flag == "--gres" and not d.value and not d.fault:
             what = "--gres is empty, which Slurm rejects since 21.08"
             yield Problem(d.line, what, "name a resource, or remove it", "warning")
         elif d.fault == "no value":
             what = f"{written} has no value, so sbatch rejects it"
             is_to_fill_in = num_empty > 1 or d.flag in _OFTEN_EMPTY
-            yield Problem(d.line, what, "give it a value", is_to_fill_in=is_to_fill_in)
+            yield Problem(d.line, what, _GIVE, is_to_fill_in=is_to_fill_in)
         elif d.fault == "extra value":
-            remedy = "remove it, as it is an option of srun" if d.flag == "--wait" else "remove the value"
+            remedy = _OF_SRUN if d.flag == "--wait" else "write it without a value, or remove it"
             yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", remedy)
 
 
@@ -204,7 +212,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         is_used &= not is_list
         if d.value.endswith((";", ",")) and d.flag in (*_NAMED, *_NAMES_OF_JOBS) and is_used:
             what = f"sbatch takes the {d.value[-1]} for a part of {d.flag} {shown(d.value)}"
-            yield Problem(d.line, what, "remove it", "note" if d.flag == "--job-name" else "warning")
+            remedy = f"remove the {d.value[-1]}"
+            yield Problem(d.line, what, remedy, "note" if d.flag == "--job-name" else "warning")
         if d.flag == "--gres" and re.match(r"(?:gpus|[avhp]\d{2,3}|gh200)(?::|$)", d.value):
             what = f"on most sites, GPUs are --gres=gpu, not {shown(d.value)}"
             yield Problem(d.line, what, "write --gres=gpu:NUMBER or --gres=gpu:TYPE:NUMBER", "note")
@@ -224,9 +233,11 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         elif expected := expected_value(d.flag, d.value, version):
             # qsub -N is the name of a job.
             is_of_job = d.written.startswith("-N") and re.fullmatch(r"[A-Za-z_][\w.-]{3,}", d.value)
-            remedy = long or f"write {expected}; " + (
-                "the name of a job is -J" if is_of_job else "see sbatch(1)"
-            )
+            remedy = long or f"write {expected}; see sbatch(1)"
+            if is_of_job:
+                remedy = f"write -J {plain(d.value)} if it is the name of the job, otherwise {expected}"
+            elif d.value[:1] == "=":
+                remedy = f"write {d.flag}{plain(d.value)}"
             is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
             is_to_fill_in = not d.value or (d.flag == "--gres" and d.value.endswith((":x", ":n", ":N", "X")))
             if _TAKES_NUMBER.match(d.flag) and not is_name:
@@ -291,15 +302,19 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
                 remedy = "quote the whole value"
                 yield Problem(d.line, what, remedy, None if version else "warning")
         elif d.fault == "unclosed":
-            yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
+            what = f"a quote is not closed in {shown(d.text)}"
+            yield Problem(d.line, what, "close the quote, or remove it")
         elif d.fault == "colon":
             what = f"sbatch rejects a word that begins with a colon: {shown(d.text)}"
             flag, _, value = re.sub(r"\s", "", d.text).partition("=")
             is_value = bool(value) and not expected_value(flag, value)
             yield Problem(d.line, what, "remove the blanks from the value" if is_value else "remove it")
-        elif before is not None and before.line == d.line and before.value in _CUT:
+        elif before is not None and before.line == d.line and before.value in _CUT and before.flag[1] == "-":
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
-            yield Problem(d.line, what, f"write {before.flag}={plain(d.value).lstrip('=')}")
+            remedy = f"write {before.flag}={plain(d.value).lstrip('=')}"
+            if sum(one.line == d.line and one.fault == "stray" for one in options) > 1:
+                remedy += ", and quote a value with blanks"
+            yield Problem(d.line, what, remedy)
         elif d.value.startswith("="):
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
         else:
@@ -329,10 +344,13 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
     if before is not None and (glued := re.search(r"\w(--[a-z][\w-]+)", before.value)):
         return f"write a blank before {plain(glued[1])}"
     if before is None or before.line != d.line:
-        return "write the option before it, or # before a comment"
+        return "write -- or its option before it, or # before a comment"
     if with_two_dashes(before) and "=" not in before.written:
         return f"write -{plain(before.written)}={plain(d.value)}"
-    return "remove the blank before it, quote a value with blanks, or write # before a comment"
+    if before.value.endswith(","):
+        return "remove the blanks from the value"
+    belongs = "remove the blank or quote the value if the word is a part of it"
+    return f"{belongs}, otherwise write #, its option or a line break before the word"
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")

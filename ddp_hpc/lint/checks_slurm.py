@@ -141,7 +141,7 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         # Other programs often ignore the signal.
         text = re.sub(r"--signal\S*", "", subject.script.text)
         handles = re.search(r"(?i)checkpoint|ckpt|requeue|signal|lightning|preempt", text)
-        remedy = "put srun in front of the program"
+        remedy = "request one task, and put srun in front of the program"
         yield Problem(subject.line_of("--signal"), what, remedy, None if handles else "note")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
@@ -176,7 +176,7 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     reads_file = any(c.name in ("source", ".") and not _SETS_NO_TRAP.search(c.text) for c in commands)
     if "B:" in signal and not is_other and not is_trapped:
         what = f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and dies"
-        remedy = "remove B: to send the signal to the ranks, or set a trap"
+        remedy = "remove B: to send the signal to what srun starts, or set a trap"
         yield Problem(subject.line_of("--signal"), what, remedy, "note" if reads_file or is_unsure else None)
 
 
@@ -216,7 +216,8 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
                 "per node"
             )
-            yield Problem(command.line, what, "give srun --ntasks, too")
+            number = "$SLURM_NNODES" if per_node == 1 else f"$((SLURM_NNODES * {per_node}))"
+            yield Problem(command.line, what, f"add --ntasks={number} to srun")
 
 
 @check("SLURM013", "note", "--ntasks does not match nodes x tasks per node")
@@ -281,5 +282,5 @@ def _two_ways_to_gpus_of_a_step(subject: Subject) -> Iterator[Problem]:
         if GPUS_IN_GRES.search(command.option("--gres") or "") and (of_job or of_step) is not None:
             whose = "srun's --gpus-per-node" if of_step is not None else "the --gpus-per-node of the job"
             what = f"srun rejects --gres=gpu with {whose}, since Slurm {GPUS_TWICE_SINCE}"
-            remedy = "remove --gres from srun, or use --gpus-per-node there too"
+            remedy = "remove gpu from --gres of srun, or use --gpus-per-node instead"
             yield Problem(command.line, what, remedy, None if version else "note")

@@ -116,9 +116,8 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
             is_psmp = "psmp" in start.program and "OMP_NUM_THREADS" not in subject.script.text
             is_note = has_threads or is_psmp or _are_in_background(subject)
             what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
-            yield Problem(
-                start.command.line, what, "write srun, or mpirun, before it", "note" if is_note else None
-            )
+            remedy = "write mpirun, or srun on Slurm, before it"
+            yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return
 
 

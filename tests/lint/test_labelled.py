@@ -114,11 +114,15 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
 @pytest.mark.parametrize(
     ("first", "second", "remedy"),
     [
-        ("--exclude=n1", "--exclude=n2", "write one option with a list: --exclude=n1,n2"),
-        ("--gres=gpu:1", "--gres=nvme:100", "write one option with a list: --gres=gpu:1,nvme:100"),
-        ("--gres=gpu:1", "--gres=gpu:2", "remove the one that you do not want"),
-        ("-d afterok:1", "-d afterok:2", "write one option with a list: --dependency=afterok:1,afterok:2"),
-        ("-N 1", "-N 2", "remove the one that you do not want"),
+        ("--exclude=n1", "--exclude=n2", "write one option with all of them, as in --exclude=n1,n2"),
+        ("--gres=gpu:1", "--gres=nvme:100", "write one option with all of them, as in --gres=gpu:1,nvme:100"),
+        ("--gres=gpu:1", "--gres=gpu:2", "write it only once, with all that the job needs"),
+        (
+            "-d afterok:1",
+            "-d afterok:2",
+            "write one option with all of them, as in --dependency=afterok:1,afterok:2",
+        ),
+        ("-N 1", "-N 2", "write it only once, with all that the job needs"),
         ("--ntasks-per-node=2", "--tasks=4", "write --ntasks, as sbatch takes --tasks for --ntasks-per-node"),
     ],
 )
@@ -163,15 +167,37 @@ def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     [
         ("-error slurm.out", "write --error=slurm.out"),
         ("--gres=gpu: v100 :1", "remove the blanks from the value"),
-        ("debug", "write the option before it, or # before a comment"),
+        ("debug", "write -- or its option before it, or # before a comment"),
         ("- n 4", "remove the blank after -"),
         ("--time=1:00:00 : one hour", "remove it"),
-        ("-N 1 node", "remove the blank before it, quote a value with blanks, or write # before a comment"),
+        (
+            "-N 1 node",
+            "remove the blank or quote the value if the word is a part of it, "
+            "otherwise write #, its option or a line break before the word",
+        ),
+        ("--partition=short, long", "remove the blanks from the value"),
+        ("--job-name= my job", "write --job-name=my, and quote a value with blanks"),
     ],
 )
 def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> None:
     found = lint_script(f"{S}#SBATCH {directive}\n./a.out\n")
     assert [(one.check, one.remedy) for one in found if one.severity == "error"] == [("SLURM017", remedy)]
+
+
+@pytest.mark.parametrize(
+    ("directive", "remedy"),
+    [
+        ("--N 1", "write -N, with one dash"),
+        ("--gres:gpu=1", "write --gres=gpu:1"),
+        ("-n=32", "write --ntasks=32"),
+        ("-t=10:00:00", "remove the = before it"),
+        ("-o $SLURM_JOB_NAME.$SLURM_JOB_ID", "write %j and %x instead of the variables"),
+        ("--chdir=/scratch/$SLURM_JOB_ID", "leave the variable out, as only the job has a value for it"),
+    ],
+)
+def test_the_remedy_says_what_to_write_in_a_directive(directive: str, remedy: str) -> None:
+    found = lint_script(f"{S}#SBATCH {directive}\n./a.out\n")
+    assert [one.remedy for one in found if one.severity != "note"] == [remedy]
 
 
 def test_values_of_one_line_are_named_in_their_order() -> None:

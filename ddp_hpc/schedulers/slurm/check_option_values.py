@@ -148,10 +148,11 @@ _COUNTS = (
 )
 _MEMORIES = ("mem", "mem-per-cpu", "mem-per-gpu", "tmp")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+_SIZE = "a whole number with K, M, G or T, such as 16G, or 0 for all"
 # Whether sbatch accepts a value, and what to write instead.
 _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(_COUNTS, (_matches(_POSITIVE), "a positive number")),
-    **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), "a number with K, M, G or T, such as 16G, or 0 for all")),
+    **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), _SIZE)),
     **dict.fromkeys(
         ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
     ),
@@ -166,7 +167,7 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     "signal": (_is_signal, "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
     "distribution": (
         _matches(r"(?:\*|block|cyclic|arbitrary|plane=\d+|pack|nopack)(?:[:,].*)?"),
-        "a distribution, such as block:cyclic, or --mem for the memory",
+        "--mem for memory, --mail-type for mail, or a distribution such as block:cyclic",
     ),
     "dependency": (
         _matches(
@@ -177,7 +178,7 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     "open-mode": (_matches("[at].*"), "append or truncate"),
     "exclusive": (
         _matches("(?:exclusive|oversubscribe|user|mcs|topo|allocation)?"),
-        "user, mcs or topo",
+        "--exclusive without a value, or with user, mcs or topo",
     ),
     "get-user-env": (_matches(r"[ ]*[+-]?\d*(?:[sl].*)?"), "--get-user-env without a value"),
     "hint": (

@@ -69,7 +69,7 @@ def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
     if typed and untyped:
         flags = tuple(dict.fromkeys((typed[0], untyped[0])))
         what = f"{typed[0]} has a type of GPU and {untyped[0]} has none, so sbatch rejects them"
-        yield Contradiction(flags, what, _ONE)
+        yield Contradiction(flags, what, f"{_ONE}, with the type")
 
 
 def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Contradiction]:
@@ -91,10 +91,10 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         yield Contradiction(("--gres", "--gpus-per-node"), what, "keep --gpus-per-node", GPUS_TWICE_SINCE)
     if "--mem-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
         what = "sbatch rejects --mem-per-gpu without GPUs"
-        yield Contradiction(("--mem-per-gpu",), what, "request GPUs")
+        yield Contradiction(("--mem-per-gpu",), what, "request GPUs, or use --mem")
     if "--cpus-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
         what = "sbatch rejects --cpus-per-gpu without GPUs"
-        yield Contradiction(("--cpus-per-gpu",), what, "request GPUs", "23.02")
+        yield Contradiction(("--cpus-per-gpu",), what, "request GPUs, or use --cpus-per-task", "23.02")
     if of_task and not (total or has_tasks):
         since = "23.02" if per_node and "--nodes" not in given else ""
         others = "--ntasks, --nodes or --gpus" if since else "--ntasks or --gpus"
@@ -104,16 +104,16 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     least = nodes[0] or _num_hosts(given.get("--nodelist", ""))
     if 0 < total < least:
         what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
-        remedy = "--gpus is the number for the whole job; use --gpus-per-node"
+        remedy = "use --gpus-per-node, or request fewer nodes"
         yield Contradiction(("--gpus", "--nodes", "--nodelist"), what, remedy)
     elif (
         total and of_node and (total % of_node or (nodes[0] and not nodes[0] <= total // of_node <= nodes[1]))
     ):
         what = f"--gpus={total} is not the number of nodes times {node_flag} ({of_node})"
-        yield Contradiction(("--gpus", node_flag), what, "omit --gpus")
+        yield Contradiction(("--gpus", node_flag), what, _ONE)
     if total and of_task and given_tasks and given_tasks * of_task != total:
         what = f"{given_tasks} tasks with {of_task} GPUs each are not the {total} GPUs of --gpus"
-        yield Contradiction(("--gpus", "--gpus-per-task", "--ntasks"), what, "omit --gpus")
+        yield Contradiction(("--gpus", "--gpus-per-task", "--ntasks"), what, "keep --gpus or --gpus-per-task")
     elif of_task and of_node and (of_task > of_node or of_node % of_task):
         what = f"--gpus-per-task={of_task} does not divide {node_flag} ({of_node})"
         yield Contradiction(("--gpus-per-task", node_flag), what, "omit one of them")
