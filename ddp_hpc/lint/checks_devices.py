@@ -43,8 +43,9 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         users = [start.command for start in starts(subject) if start.is_launched or _is_program(start)]
         if users and all(f"{name}=" in user.text and user.line != line for user in users):
             continue  # each program gets another value
-        devices, remedy = {int(one) for one in value.split(",")}, "remove it, as the scheduler sets it"
-        if is_ignored and max(devices) >= len(devices):
+        devices = {int(one) for one in value.split(",")}
+        remedy = "remove it, as the scheduler assigns the GPUs, and request as many as the program needs"
+        if is_ignored and len(devices) <= max(devices) < (gpus or sys.maxsize):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         # A command may have an assignment of its own before it.
@@ -77,7 +78,7 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
             what = f"deepspeed uses GPUs {given}, but {has}"
-            yield Problem(line, what, "omit --include")
+            yield Problem(line, what, f"use numbers up to {gpus - 1}, or request more GPUs")
     is_shared = gpus and subject.script.value("--exclusive") != ""
     for start in starts(subject) if is_shared else ():
         # Other programs may have other numbers, such as 0 for the CPU.
@@ -89,7 +90,9 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
             if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
                 has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
                 what = f"{option} selects GPU {value}, but {has}"
-                yield Problem(start.command.line, what, "number the GPUs from 0")
+                yield Problem(
+                    start.command.line, what, f"use numbers up to {(gpus or 1) - 1}, or request more GPUs"
+                )
 
 
 def _may_be_undone(subject: Subject, line: int, first: int) -> bool:
@@ -126,7 +129,8 @@ def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
         ranks, number = start.ranks_per_node or 0, _LOCAL_NUMBER.search(single_quoted(start.command.text))
         if start.is_launched and gpus and number and ranks > gpus:
             what = f"{ranks} ranks of a node take {number[1]} for the number of a GPU, and the job has {gpus}"
-            yield Problem(start.command.line, what, f"start {counted(gpus, 'rank')} on each node", "note")
+            remedy = f"use $(({number[1]} % {gpus})), or start {counted(gpus, 'rank')} on each node"
+            yield Problem(start.command.line, what, remedy, "note")
 
 
 def _all_on_first(subject: Subject) -> Iterator[Problem]:

@@ -52,7 +52,7 @@ _READ_LOOP = re.compile(
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _HAS_OTHER_INPUT = re.compile(
-    r"/dev/null|--input|-i none|ssh\s+(?:-\S+\s+)*-[A-Za-z]*[nf][A-Za-z]*\s|<|&\s*$"
+    r"/dev/null|--input|-i none|ssh\s+(?:-(?:[oplie]\s+)?\S+\s+)*-[A-Za-z]*[nf][A-Za-z]*\s|<|&\s*$"
 )
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 _READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
@@ -171,7 +171,7 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         yield from _in_order(subject, command)
         if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
             what = f"{name[1]} is a list such as 4(x2), and not a number"
-            yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE or SLURM_GPUS_ON_NODE")
+            yield Problem(command.line, what, "use SLURM_NTASKS, SLURM_GPUS_ON_NODE or SLURM_CPUS_PER_TASK")
 
 
 def _of_array(script: Script) -> set[str]:
@@ -209,7 +209,7 @@ def _left_on_node(subject: Subject) -> Iterator[Problem]:
         is_program = command.line > moves.line and not IS_LIGHT.fullmatch(start.program)
         if is_program and (has_input or _RESULTS.search(command.text)):
             what = f"{plain(start.program)} runs in a directory of the node, and nothing copies its results"
-            yield Problem(command.line, what, "copy them before the job ends, which deletes the directory")
+            yield Problem(command.line, what, "copy them to a shared file system before the job ends")
             return
 
 
@@ -219,7 +219,7 @@ def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:
     of_task = re.match("[^;&|]*(?:PROCID|LOCALID|NODEID)", single_quoted(command.text))
     if once and per_node > 1 and not of_task:
         what = f"{per_node} tasks of each node start {once[1]}, and all of them do the same"
-        yield Problem(command.line, what, "add -N and --ntasks-per-node=1")
+        yield Problem(command.line, what, "use srun -n $SLURM_NNODES")
     limit, walltime_s = _TIMEOUT.match(command.text), subject.walltime_s
     if limit and walltime_s and int(limit[1]) * _SECONDS[limit[2]] >= walltime_s:
         what = f"the job ends before the timeout of {limit[1]}{limit[2]}, or with it"
@@ -313,7 +313,10 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             what = f"the job step has {nodes} nodes, and the job has {subject.num_nodes}"
             is_other_case = _SIZE.search(script.conditions.get(command.line, ""))
             yield Problem(
-                command.line, what, f"request --nodes={nodes}", "note" if is_other_case else "error"
+                command.line,
+                what,
+                f"request --nodes={nodes}, or use srun --nodes={subject.num_nodes}",
+                "note" if is_other_case else "error",
             )
         elif tasks and step and step * of_each > tasks * cpus and not is_whole:
             what = f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}"
@@ -324,7 +327,9 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
             is_part = option == "--mem-per-cpu" and _SIZED.search(command.text)
             if not is_part and 0 < _size(script.value(option)) < _size(command.option(option)):
                 what = f"the {option} of the job step is more than that of the job"
-                yield Problem(command.line, what, "request as much for the job", "error")
+                yield Problem(
+                    command.line, what, "request as much for the job, or less for the step", "error"
+                )
         threads = whole_number(command.option("--threads-per-core")) or 0
         of_job = whole_number(script.value("--threads-per-core"))
         if of_job and threads > of_job:
@@ -360,8 +365,8 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
 def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     given = script.value("--array")
-    found = re.fullmatch(r"(?:\d+-)?(\d{1,9})(?:%\d+)?", given or "")
-    last = int(found[1]) if found else -1
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(%\d+)?", given or "")
+    last = int(found[2]) if found else -1
     # The script may count from 0 itself, and zsh counts from 1.
     other_index = r"SLURM_ARRAY_TASK_ID\s*(?:--|-=)|--SLURM_ARRAY_TASK_ID"
     if (
@@ -385,7 +390,10 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
             if 0 < size <= last:
                 what = f"{plain(name)} has the elements 0 to {size - 1}, and the job array goes up to {last}"
                 asks = re.search(r"SLURM_ARRAY_TASK_ID\}?\"?\s*(?:-g[te]|>)", script.text)
-                yield Problem(command.line, what, f"use --array=0-{size - 1}", "note" if asks else None)
+                # Whoever counts from 1 means all elements, and whoever begins later only the last ones.
+                first = int(found[1] or 0) if found else 0
+                indices = f"{first if 1 < first < size else 0}-{size - 1}{(found and found[3]) or ''}"
+                yield Problem(command.line, what, f"use --array={indices}", "note" if asks else None)
                 return
     commented = re.search(r"(?m)^[ \t]*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)
     reads = [

@@ -69,7 +69,9 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
         )
         if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             what = f"{by} starts {inner.program} {times} times, and each of them starts all ranks"
-            yield Problem(start.command.line, what, f"start {inner.program} once, without {by}")
+            needs_hosts = inner.program in ("deepspeed", "horovodrun") and start.num_nodes != 1
+            remedy = f"start {inner.program} once, without {by}{', with --hostfile' * needs_hosts}"
+            yield Problem(start.command.line, what, remedy)
         elif start.is_launched and times > 1 and (whole_number(start.given("--num-gpus")) or 0) > 1:
             what = f"{by} starts the program {times} times, and with --num-gpus it may start ranks itself"
             yield Problem(start.command.line, what, f"start it once per node, without {by} on one", "note")
@@ -81,13 +83,13 @@ def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
                 yield Problem(start.command.line, what, remedy, "note")
         elif per_node and per_node > 1 and start.words[:2] == ("ray", "start"):
             what = f"{by} starts ray {per_node} times per node, and one is for the whole node"
-            yield Problem(start.command.line, what, "add --ntasks-per-node=1, or --ntasks=1", "note")
+            yield Problem(start.command.line, what, "give it as many tasks (-n) as nodes", "note")
         elif per_node and per_node > 1 and _starts_ranks_of_node(inner):
             name = "torchrun" if inner.is_torchrun else inner.program
             yield Problem(
                 start.command.line,
                 f"{by} starts {name} {per_node} times per node, and each {name} starts all ranks of the node",
-                f"start {name} once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
+                f"start {name} once per node (srun -n $SLURM_NNODES, mpiexec --ppn 1)",
             )
 
 
@@ -141,7 +143,10 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
             what = (
                 f"torchrun --nnodes waits for {given} nodes, but the script starts it on the first node only"
             )
-            remedy = "put srun --ntasks-per-node=1, or mpiexec --ppn 1, in front of it"
+            remedy = (
+                "start it on each (srun -n $SLURM_NNODES, mpiexec --ppn 1), with --rdzv-backend=c10d "
+                "--rdzv-endpoint=FIRST_NODE:PORT"
+            )
             yield Problem(start.command.line, what, remedy)
 
 
@@ -165,8 +170,7 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
     number = whole_number(given)
     if number and rank is not None and rank >= number:
         what = f"torchrun has node rank {rank}, but the ranks of {counted(number, 'node')} begin with 0"
-        remedy = "omit --node-rank" if number == 1 else "use --node-rank=$SLURM_NODEID"
-        yield Problem(start.command.line, what, remedy)
+        yield Problem(start.command.line, what, "number the nodes from 0, or correct --nnodes")
     backend, is_open = start.given("--rdzv-backend"), start.hides_options or start.launcher_hides_options
     if (
         start.is_launched
@@ -176,7 +180,7 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
         and not (is_open or _is_agent_of_task(start))
     ):
         what = f"{start.command.name} starts torchrun on {nodes} nodes, and it waits for {number}"
-        yield Problem(start.command.line, what, f"use --nnodes={nodes}")
+        yield Problem(start.command.line, what, f"use --nnodes={nodes}, or start it on {number} nodes")
     has_endpoint = start.given("--rdzv-endpoint") is not None or "PET_" in start.subject.script.text
     if backend == "c10d" and start.is_launched and nodes > 1 and not (number == 1 or is_open or has_endpoint):
         what = "with c10d and without an endpoint, each node waits at itself; --master-addr is not read"
@@ -186,7 +190,8 @@ def _wrong_node_rank(start: Start, nodes: int) -> Iterator[Problem]:
     is_set = "PET_" in start.subject.script.text or "--rdzv-conf" in start.options or is_open
     if is_static and connects and start.is_launched and nodes > 1 and not is_set:
         what = "the rendezvous is static, so torchrun of each node has rank 0 unless --node-rank is given"
-        yield Problem(start.command.line, what, "use --rdzv-backend=c10d")
+        remedy = "use --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT"
+        yield Problem(start.command.line, what, remedy)
 
 
 def _is_remote(subject: Subject, start: Start) -> bool:
@@ -214,7 +219,8 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
             )
             if (num := whole_number(start.given(option))) and num > gpus * several and is_known:
                 what = f"the program uses {num} GPUs, and the job has {gpus} on a node"
-                yield Problem(start.command.line, what, f"use {option}={gpus}, or request {num}", "warning")
+                remedy = f"let it use {counted(gpus * several, 'GPU')}, or request {num}"
+                yield Problem(start.command.line, what, remedy, "warning")
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif (
@@ -260,12 +266,13 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         mpi, has_cpus = mpi_of(subject), total is not None and 1 < total <= (cpus or 1)
         # Hydra starts a rank for each CPU of a task, too.
         is_part = is_part or (mpi not in ("Open MPI", "") and total == nodes * (per_node or 0) * (cpus or 0))
-        is_one_slot = has_cpus and not (per_node or may_oversubscribe) and _has_one_slot(subject, command)
+        is_one_slot = has_cpus and nodes < 2 and not (per_node or may_oversubscribe)
+        is_one_slot = is_one_slot and _has_one_slot(subject, command)
         if is_one_slot and mpi not in ("Open MPI", ""):
             continue  # other MPIs start as many ranks as they are told
         if is_one_slot:
             what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
-            remedy = f"request --ntasks={total} instead of --cpus-per-task={cpus}"
+            remedy = f"request --ntasks={total} and --cpus-per-task={(cpus or 1) // (total or 1)}"
             yield Problem(command.line, what, remedy, None if mpi == "Open MPI" else "note")
         elif total and tasks and total > tasks and not (own or is_part):
             what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"
@@ -277,7 +284,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
                 f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')} are "
             )
             what += f"{nodes * per_node}"
-            remedy = "compute the number of ranks in the script, as nodes x ranks per node"
+            remedy = f"start {nodes * per_node} ranks, or request nodes and ranks per node for {total}"
             # The program may need no more, or a file of hosts give more ranks to a node.
             has_own_hosts = re.search(
                 r"\s--?(?:f|machinefile|hostfile)[ =](?!\S*PBS_NODEFILE)", " ".join(command.own_words)
@@ -324,7 +331,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 what,
-                f"use export OMP_NUM_THREADS={of_rank}",
+                f"request as many CPUs, or use export OMP_NUM_THREADS={of_rank}",
                 # A core may have two or four hardware threads.
                 "note" if is_of_jobs or has_more or threads < 4 * cpus else None,
             )
@@ -393,9 +400,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
                 yield Problem(start.command.line, what, remedy)
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
-            remedy = (
-                f"use srun --ntasks-per-node={gpus}, or request one GPU, unless the program uses all of them"
-            )
+            remedy = f"request {gpus} tasks per node, or one GPU, unless the program uses all of them"
             yield Problem(start.command.line, what, remedy)
 
 

@@ -44,9 +44,9 @@ _OWN_GPU = re.compile(r"gpus-per-task|gpu-bind|VISIBLE_DEVICES|ZE_AFFINITY_MASK"
 # Lines of programs that fit a single node, unless the program chooses them by its environment.
 _LOCAL = table(r"""
 ^[ \t]*(?:os\.environ\[.MASTER_ADDR.\] *= *.|[^#\n]*['"]tcp://)(?:localhost|127\.)
-    @ the program connects each node to itself @ set MASTER_ADDR to the first node, before srun
+    @ the program connects each node to itself @ let it read MASTER_ADDR, and export that of the first node
 ^ *(\w+) *= ?(?:[\w.]*get_rank\(\)|int\(os.environ\W+(?:SLURM_PROC|RANK)\w*\W{3})$(?s:.{,999})set_device\(\1\)
-    @ the program takes the number among all ranks for that of a GPU @ use int(os.environ["LOCAL_RANK"])
+    @ the program takes the number among all ranks for that of a GPU @ use rank % torch.cuda.device_count()
 """)
 _OF_LIGHTNING = re.compile(
     r"[\s-]trainer\.(?:devices|strategy|num_nodes|gpus)[= ]"
@@ -147,7 +147,7 @@ def _lightning_without_srun(subject: Subject) -> Iterator[Problem]:
         is_lightning = is_trainer or _OF_LIGHTNING.search(start.command.text)
         if start.command.name.startswith("python") and start.program == "python" and is_lightning:
             what = f"Lightning takes the number of ranks from Slurm ({tasks}), and this command starts one"
-            yield Problem(start.command.line, what, "write srun before python, or request one task per node")
+            yield Problem(start.command.line, what, "write srun before python")
             return
 
 
@@ -168,7 +168,7 @@ def _same_data(subject: Subject) -> Iterator[Problem]:
             continue
         if source.shares_data:
             what = f"each rank reads all of the data, because {name} does not divide it"
-            remedy = "give the DataLoader sampler=DistributedSampler(dataset)"
+            remedy = "give the DataLoader sampler=DistributedSampler(dataset) instead of shuffle=True"
             yield Problem(start.command.line, what, remedy)
         elif source.has_one_rank:
             what = f"several ranks are started, but {name} does not connect them: each trains the same model"
@@ -193,7 +193,7 @@ def _same_gpu(subject: Subject) -> Iterator[Problem]:
         of_node = start.given("--nproc-per-node") if start.is_torchrun else str(start.ranks_per_node or 1)
         if of_node not in (None, "1") and source.shares_gpu:
             what = f"all ranks of a node use its first GPU, as {name} does not choose one by the local rank"
-            remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
+            remedy = "call torch.cuda.set_device(rank % torch.cuda.device_count()) first"
             yield Problem(start.command.line, what, remedy)
 
 

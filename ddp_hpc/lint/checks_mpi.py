@@ -24,7 +24,8 @@ _OTHER_MPI = re.compile(
 _OF_HYDRA = {
     r"--?genv(?:all|none|list)?|-env(?:all|none|list)?": "-x NAME, or -x NAME=VALUE",
     r"-perhost|-ppn": "--map-by ppr:RANKS:node",
-    r"-bootstrap|-rr": "--map-by node",
+    r"-rr": "--map-by node",
+    r"-bootstrap": "no such option",
 }
 _OF_OPEN_MPI = {
     r"--?(?:g?mca|report-bindings|oversubscribe|allow-run-as-root|display-map)": "no such option",
@@ -83,7 +84,9 @@ def _option_of_another_mpi(subject: Subject) -> Iterator[Problem]:
         for word in _own_options(command):
             for names, instead in _FOREIGN[title].items():
                 if re.fullmatch(names, word):
-                    remedy = f"use {instead}" if instead.startswith("-") else "remove it"
+                    remedy = (
+                        f"use {instead}" if instead.startswith("-") else "remove it, and its values if any"
+                    )
                     is_accepted = names is _UNDOCUMENTED
                     has = "does not document the" if is_accepted else "has no"
                     what = f"{command.name} of {title} {has} option {plain(word)}"

@@ -122,7 +122,12 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
             yield Problem(start.command.line, what, remedy, "warning")
     for line, what, severity in found:
         what = f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself"
-        remedy = "use the first node, or the network between the nodes; ddp-hpc sets both itself"
+        is_interface = "IFNAME" in what
+        remedy = (
+            "remove it, as the library finds the network"
+            if is_interface
+            else "use the name of the first node"
+        )
         yield Problem(line, what, remedy, severity)
 
 
@@ -199,7 +204,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         several = (start.ranks_per_node or 1) > 1 or (wrong and wrong[0][0] == "-")
         if wrong and (start.num_nodes or 1) > 1 and several:
             what = f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others"
-            yield Problem(start.command.line, what, "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID")
+            remedy = "use SLURM_PROCID for RANK, SLURM_LOCALID for LOCAL_RANK, SLURM_NODEID for the node rank"
+            yield Problem(start.command.line, what, remedy)
     for start in starts(subject):
         inner = start.inner
         options = inner.options if inner.is_torchrun or inner.program == "accelerate" else {}
@@ -207,7 +213,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         is_static = options.get("--rdzv-backend", "static") == "static" and options.get("--nnodes") != "1"
         if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
             what = f"all {start.num_nodes} nodes get the node rank {given}"
-            remedy = "use srun bash -c '... --node_rank=$SLURM_NODEID ...', or --rdzv-backend=c10d"
+            remedy = "let each node expand its own: srun bash -c '... $SLURM_NODEID ...', with single quotes"
             yield Problem(start.command.line, what, remedy)
     launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
     if not launched:
@@ -226,7 +232,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         is_rank = is_rank and not (is_unset or re.search(rf"\b{name}=", single_quoted(first.command.text)))
         if is_rank or (name == "CUDA_VISIBLE_DEVICES" and of_a_task):
             what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
-            remedy = "let each task set it from SLURM_PROCID or SLURM_LOCALID"
+            remedy = "let each task set it, from a variable of its launcher, such as SLURM_PROCID of srun"
             yield Problem(line, what, remedy, severity if is_rank else "note")
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
@@ -234,7 +240,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         sizes = {start.num_ranks for start in launched} | {None, of_gpus}
         if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in sizes:
             what = f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks"
-            yield Problem(line, what, "use export WORLD_SIZE=$SLURM_NTASKS", severity)
+            yield Problem(line, what, f"use export WORLD_SIZE={total}, or start as many ranks", severity)
 
 
 def _size_of_tasks(subject: Subject, start: Start) -> Iterator[Problem]:
@@ -246,7 +252,8 @@ def _size_of_tasks(subject: Subject, start: Start) -> Iterator[Problem]:
         number = whole_number(subject.value_of(size))
         if number and number != (start.num_ranks or number):
             what = f"WORLD_SIZE={plain(size)}, but this starts {start.num_ranks} ranks"
-            yield Problem(start.command.line, what, "let the tasks set WORLD_SIZE=$SLURM_NTASKS", "warning")
+            remedy = f"use WORLD_SIZE={start.num_ranks}, or start {number} ranks"
+            yield Problem(start.command.line, what, remedy, "warning")
 
 
 @check("RANK012", "error", "each task uses its own host as MASTER_ADDR")
@@ -261,7 +268,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
         is_own &= start.inner.given("--nnodes") in (None, "1") or "--standalone" in start.inner.options
         if _PORT_OF_TASK.search(in_task) and _CONNECTS.search(in_task) and "--standalone" not in in_task:
             what = "each task chooses another port or rendezvous id, so the ranks cannot connect"
-            yield Problem(start.command.line, what, "set it before srun, and export it")
+            yield Problem(start.command.line, what, f"set it before {start.command.name}, and export it")
         endpoint = _ENDPOINT.search(in_task)
         if in_task.count("MASTER_ADDR=") > 1 and re.search(r"\bif\b|&&|\|\||\bcase\b", in_task):
             continue  # only one of the tasks may use its own host
@@ -269,7 +276,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 start.command.line,
                 f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
-                'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                f"set it before {start.command.name} instead: export MASTER_ADDR=$(hostname)",
                 "note" if is_own else None,
             )
 
@@ -288,7 +295,8 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             continue
         if not start.is_launched and (subject.num_nodes or 1) > 1 and not reaches_other_nodes(subject):
             what = f"accelerate waits for {num_machines} machines, but only the first node starts it"
-            yield Problem(start.command.line, what, "put srun --ntasks-per-node=1 in front of it", "note")
+            remedy = "use srun -n $SLURM_NNODES bash -c '... --machine_rank $SLURM_NODEID ...'"
+            yield Problem(start.command.line, what, remedy, "note")
         is_static = options.get("--rdzv-backend", "static") == "static"
         # The configuration of each machine may have its rank.
         of_each = re.search("NODEID|PROCID|(?i:host)|RANK", options.get("--config-file", ""))

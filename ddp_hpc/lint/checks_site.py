@@ -116,7 +116,7 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
         return  # a job for nodes without GPUs
     if gpus := _asks_for_gpus(own):
         what = f"the script requests no GPUs, and {subject.site.title} allocates only requested GPUs"
-        yield Problem(1, what, f"add {gpus}")
+        yield Problem(1, what, f"request them, as with {gpus}")
 
 
 def _starts_workflow(command: Command) -> bool:
@@ -262,7 +262,7 @@ def _slow_master(subject: Subject) -> Iterator[Problem]:
         has_suffix = not site.fabric.suffix or not _FIRST_NODE.fullmatch(value)
         is_slow = _MASTER_BY_HOSTNAME.fullmatch(value) or not has_suffix
         if name == "MASTER_ADDR" and is_slow and value == subject.script.last_assigned(name):
-            fast, remedy = site.fabric.interface, "omit MASTER_ADDR, as ddp-hpc selects the fast network"
+            fast, remedy = site.fabric.interface, "start the ranks with ddp-hpc, and without MASTER_ADDR"
             if suffix := site.fabric.suffix:
                 fast = f"the name with the suffix {suffix}"
                 remedy = f"append {suffix} to the name, such as MASTER_ADDR=$(hostname -s){suffix}"

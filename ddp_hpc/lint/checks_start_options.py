@@ -96,17 +96,18 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             else:
                 yield (
                     f"{what}, unless a plugin of the site adds it",
-                    f"remove it, or see {name} --help",
+                    f"use one that it has, see {name} --help",
                     "note",
                 )
             return
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"
         elif d.fault in ("no value", "extra value"):
-            needs = "takes no" if d.fault == "extra value" else "needs a"
-            yield f"{shown(d.written)}: this option of {name} {needs} value", f"see {name} --help"
+            needs, remedy = ("takes no", "omit") if d.fault == "extra value" else ("needs a", "write")
+            yield f"{shown(d.written)}: this option of {name} {needs} value", f"{remedy} its value"
         elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
             what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
+            remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy
             # A program may replace such a name.
             yield (what, remedy, "note") if _NUMBER_OF.fullmatch(d.value) else (what, remedy)
     flags = {d.flag for d in given}
@@ -167,12 +168,14 @@ def _of_launchers(start: Start) -> Iterator[tuple[str, str]]:
             yield f"{name} takes {shown(taken)} for the value of {word}", "write its value"
         elif _FLAGS.fullmatch(flag) and name != "mpirun":
             if re.fullmatch(r"(?i:true|false|yes|no|\d+)", value if equals else following):
-                yield f"{plain(flag)} of {name} takes no value", f"omit {plain(value or following)}"
+                given = value or following
+                remedy = "the option" if re.fullmatch("(?i:false|no|0)", given) else plain(given)
+                yield f"{plain(flag)} of {name} takes no value", f"omit {remedy}"
         elif not is_known and (flag.startswith("--") or (is_whole and flag[:1] == "-" and len(flag) > 2)):
             near = nearest_known([long], known, cutoff=0.88)[long]
             instead = _instead(name, flag) or (near and f"--{near}")
             if instead or is_whole:
                 yield (
                     f"{name} has no option {shown(word.partition('=')[0])}",
-                    f"use {instead or 'another one'}",
+                    f"use {instead}" if instead else f"write it after the program, or see {name} --help",
                 )

@@ -1504,6 +1504,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB017", False, SELECT + "#PBS -o $HOME/a.log\n./a\n"),
     ("JOB005", True, S + "# SBATCH --array=1-9\n# SBATCH --output=a_%a.log\n./a $SLURM_ARRAY_TASK_ID\n"),
     ("RANK004", False, S + "#SBATCH -n 1 -c 8\nmodule load mpich\nmpirun -np 8 ./a\n"),
+    ("RANK004", False, S + "#SBATCH -N 4 -c 24\nmodule load openmpi\nmpirun -np 4 ./a\n"),
+    ("JOB040", False, S + "while read h; do\n  ssh -o BatchMode=yes -n -f $h ./a\ndone < hosts\n"),
     (
         "SLURM025",
         False,

@@ -252,6 +252,34 @@ def test_the_job_can_create_the_directory_of_a_log_that_pbs_copies_at_its_end(
     assert ("PBS011" in {found.check for found in lint_script(text, directory=tmp_path)}) == expected
 
 
+@pytest.mark.parametrize(
+    ("check", "text", "remedy"),
+    [
+        ("SLURM032", "#SBATCH --array=0-9%1\na=(b c)\n./a ${a[$SLURM_ARRAY_TASK_ID]}", "use --array=0-1%1"),
+        ("RANK031", "#SBATCH -n 4\nsrun -np 4 ./a", "write -n instead of -np"),
+        ("RANK031", "accelerate launch --multi_gpu True a.py", "omit True"),
+        ("RANK031", "accelerate launch --use_fsdp false a.py", "omit the option"),
+        (
+            "RANK004",
+            "#SBATCH -c 24\nmodule load openmpi\nmpirun -np 4 ./a",
+            "request --ntasks=4 and --cpus-per-task=6",
+        ),
+        (
+            "RANK001",  # srun ignores --ntasks-per-node=1 here, as it gets the number of tasks from the job
+            "#SBATCH --nodes=2 --ntasks-per-node=4\nsrun torchrun --nnodes=2 --nproc-per-node=4 a.py",
+            "start torchrun once per node (srun -n $SLURM_NNODES, mpiexec --ppn 1)",
+        ),
+        (
+            "RANK017",
+            "#SBATCH --nodes=1 --gpus-per-node=2\nCUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus=2 a.py",
+            "remove it, as the scheduler assigns the GPUs, and request as many as the program needs",
+        ),
+    ],
+)
+def test_a_remedy_loses_nothing_that_the_script_means(check: str, text: str, remedy: str) -> None:
+    assert [one.remedy for one in lint_script(f"{S}{text}\n") if one.check == check] == [remedy]
+
+
 def test_a_walltime_after_the_first_command_is_not_called_missing() -> None:
     found = lint_script("#!/bin/bash\nset -e\n#SBATCH --time=01:00:00\n./a\n", load_site("generic_slurm"))
     assert [(one.check, one.line) for one in found] == [("JOB010", 3)]
