@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _OPENS = frozenset(("if", "case", "for", "while", "until", "select", "{"))
 CLOSES = frozenset(("fi", "esac", "done", "}"))
-_END_OF = {"if": "fi", "case": "esac", "{": "}"}
+END_OF = {"if": "fi", "case": "esac", "{": "}"}
 # What asks whether the script runs in a job, in which one, or on which computer.
 _WHERE = re.compile(
     r"(?<![\w/.-])\$\{?(?:SLURM_JOB(?:_?ID|_NAME|_PARTITION)?|PBS_(?:JOB(?:ID|NAME)|ENVIRONMENT|QUEUE))\b|mom_priv|"
@@ -92,7 +92,7 @@ def open_block(commands: Iterable[Command]) -> tuple[str, int, bool] | None:
             if word in _OPENS:
                 open_.append((word, command.line))
             elif word in CLOSES and open_:
-                if _END_OF.get(open_[-1][0], "done") != word:
+                if END_OF.get(open_[-1][0], "done") != word:
                     return *open_[-1], True
                 open_.pop()
     return (*open_[-1], False) if open_ else None

@@ -54,6 +54,7 @@ _INTERACTIVE = re.compile(
     r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
+_REMOVE_SALLOC = "remove salloc and its options, and add a directive for what the job does not request yet"
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b(?!\}?[\"']*\s*\+)"
@@ -93,10 +94,9 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         is_command = not script.is_quoted(number) and following.strip() and "'" not in line
         if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line) and is_reached(script, number):
             what = "the blank after the backslash ends the command here"
-            if _NO_ARGUMENT.match(following):  # it would become one without the blank
-                yield Problem(number, what, "remove the backslash", "note")
-            else:
-                yield Problem(number, what, "remove the blank at the end")
+            remedy = "remove the blank, and the backslash too if the next line is not part of the command"
+            # The next line may be meant as a command of its own.
+            yield Problem(number, what, remedy, "note" if _NO_ARGUMENT.match(following) else None)
     for previous, command in pairwise(script.commands):
         if previous.ends != "\n" or "[[" in previous.words:
             continue
@@ -114,11 +114,12 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
                 f"bash runs {shown(command.words[0])} as a command, as the one before it ends in line {last}"
             )
             is_apart = last < command.line - 1
-            remedy = f"end line {last} with a backslash{', and remove the lines between' * is_apart}"
+            remedy = f"end line {last} with a backslash, like all lines of the command but the last"
+            remedy += ", and remove the lines between" * is_apart
             if re.search(r"\\\s+#", script.lines[last - 1]):
-                remedy = f"remove the comment after the backslash in line {last}"
+                remedy = f"remove the comments after backslashes, from line {last} on"
             elif script.lines[last - 1].lstrip().startswith("#"):
-                remedy = f"move the comment of line {last} out of the command"
+                remedy = f"move the comments out of the command, from line {last} on"
             elif re.search(r"\s#.*\\$", script.lines[last - 1]):
                 remedy = f"remove or quote the # in line {last}, which begins a comment"
             elif command.words[-1] == "wait" and len(command.words) > 1:
@@ -155,7 +156,7 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
             f"the script ends while {shown(started.name)} runs in the background, and "
             f"{subject.scheduler.title} then ends the job"
         )
-        yield Problem(started.line, what, "add wait at the end of the script", severity)
+        yield Problem(started.line, what, "add wait before the script ends", severity)
 
 
 def _is_short_alone(before: Command | None, command: Command) -> bool:
@@ -237,7 +238,8 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
             later = [(name, value) for n, name, value in script.assignments if n > number and name in names]
             falls_back = any(name not in _VARIABLE.findall(value) for name, value in later)
             is_unsure = is_unsure or falls_back or "slurm_script" in script.text
-            yield Problem(number, what, f"use ${variable}", "note" if is_unsure else None)
+            remedy = f"write the path of the directory, or ${variable} if you submit the script from there"
+            yield Problem(number, what, remedy, "note" if is_unsure else None)
 
 
 def _is_passed_on(script: Script, name: str) -> bool:
@@ -282,10 +284,10 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
     name = text.split()[0]
     if name == "salloc" and _has_program(command):
         what = "salloc requests a second allocation, for which its program has to wait"
-        return what, "remove salloc and its options", "warning"
+        return what, _REMOVE_SALLOC, "warning"
     if name == "salloc":
         what = "salloc requests a second allocation, and its shell ends at once"
-        return what, "remove the command, since the script already runs in a job", "error"
+        return what, _REMOVE_SALLOC, "error"
     if name == "sudo":
         what = "sudo asks for a password, unless it is configured without one, and a job has no terminal"
         return what, "make sure that it needs no password on the nodes of jobs", "note"
@@ -357,7 +359,9 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
                 command.line,
                 f"{command.name} runs on the first of {subject.num_nodes} nodes, and each node has its own "
                 f"{plain(name)}; line {users[0].line} uses it on all",
-                f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it",
+                f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it"
+                if subject.scheduler.name == "slurm"
+                else "start it on each node, with mpirun and one rank per node",
             )
             return
 
@@ -399,5 +403,6 @@ def _line_0(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands:
         if _LINE_OF_TASK.search(command.text):
             what = "the array begins with task 0, but files begin with line 1"
-            yield Problem(command.line, what, "begin the array with 1, or add 1 to the index", severity)
+            remedy = "add 1 to the index, or to both ends of the range, such as 1-10 for 0-9"
+            yield Problem(command.line, what, remedy, severity)
             return

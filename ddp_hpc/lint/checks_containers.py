@@ -46,7 +46,7 @@ def _ranks_of_container(subject: Subject, start: Start) -> Iterator[Problem]:
         what = (
             f"{start.command.name} starts {num_starts} containers, and {inside[0]} starts all ranks in each"
         )
-        yield Problem(line, what, f"omit {inside[0]}")
+        yield Problem(line, what, f"omit {inside[0]} and its options")
     elif inside and not start.is_launched and (subject.num_nodes or 1) > 1 and not is_local:
         what = f"{inside[0]} in the container cannot start ranks on the other nodes"
         yield Problem(line, what, f"start {inside[0]} outside, and the container once for each rank")

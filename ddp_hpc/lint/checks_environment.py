@@ -38,17 +38,17 @@ _VALUES = table(r"""
 PYTORCH_(?:CUDA_)?ALLOC_CONF @ [a-z_]+=.* @ PyTorch rejects = in it @ write NAME:VALUE
 NCCL_(?:IB|P2P|SHM|NVLS)_DISABLE|NCCL_BLOCKING_WAIT|CUDA_LAUNCH_BLOCKING @ (?i:true|yes|on)
     @ it is read as a number, which this is not @ write 1
-GLOO_SOCKET_IFNAME @ [\^=].* @ Gloo takes a name, without ^ or = @ write the name
+GLOO_SOCKET_IFNAME @ [\^=].* @ Gloo takes a name, without ^ or = @ write the name of one, such as ib0
 (?:NCCL|GLOO|TP)_SOCKET_IFNAME @ \d+\.\d+\.\d+\.\d+|"?(?:\$\(|`)\s*hostname\b(?!.*\bip\s).*
     @ it takes the name of an interface, not an address @ write a name that `ip addr` prints, such as ib0
 (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES @ \d[\d,]*,|(?=.*\s)[\d,\s]+|\[.*\]|(?i:gpu|cuda:?)\d.*
-    @ it is a list of numbers separated by commas only @ write the numbers without blanks, such as 0,1
+    @ it is a list of numbers separated by commas only @ write only numbers and commas, such as 0,1
 MASTER_PORT @ \d+[+-]\$\{?\w+\}?(?:%\d+)?|\$\{?\w+\}?[+*]\d+ @ bash does not compute it @ write $(( ))
 MASTER_ADDR @ \$\(hostname\s+(?:-I|--all\S*)\) @ it may be several addresses @ use hostname -s
 MASTER_ADDR @ \$\(scontrol show (?!host)(?!.*(?:Host|Addr|NodeList)).*
-    @ this prints no names @ use scontrol show hostnames
+    @ this prints no names @ write $(scontrol show hostnames | head -n 1)
 MASTER_PORT @ \d{2,3}|10[01]\d|102[0-3] @ only root can open this port @ use one above 1023
-MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ set MASTER_PORT to the port
+MASTER_ADDR @ [^:]*:\d+ @ it is a host, without a port @ move the port to MASTER_PORT
 MASTER_ADDR @ \$\(scontrol.*\|\s*tail -(?:n ?)?1\) @ rank 0 has the first node @ use head -n 1
 MASTER_ADDR @ \$\{?PBS_NODEFILE\}? @ it is the name of a file @ write $(head -n 1 $PBS_NODEFILE)
 NCCL_DEBUG @ (?i)(?!(?:version|warn|info|abort|trace|none|error|off|0|false|quiet|no)$)\w+
@@ -62,7 +62,7 @@ NCCL_P2P_DISABLE|CUDA_LAUNCH_BLOCKING @ 1
 MASTER_PORT @ \$\(\(\s*\d+\s*\+\s*\$?\{?SLURM_JOB_?ID\}?\s*\)\)
     @ a job ID can be larger than a port @ add a remainder of it, such as SLURM_JOB_ID % 20000 @ note
 (?:OMP|MKL|OPENBLAS|GOTO|BLIS|NUMEXPR|NUMBA|RAYON)_NUM_THREADS @ auto|max|all|\d+,|-\d+
-    @ it takes a number @ write one
+    @ it takes a number @ write the number of threads
 """)
 # SLURM_JOB_GPUS has the numbers of the node; with cgroups, the job sees its GPUs from 0.
 _OF_NODE = re.compile(r"\"?\$\{?SLURM_(?:JOB|STEP)_GPUS\}?\"?")
@@ -100,7 +100,7 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             what, is_of_other = f"nothing reads the variable {plain(name)}", name.startswith(_OF_OTHERS)
             # Libraries of linear algebra take the number of threads of OpenMP instead.
             has_threads = near.endswith("_NUM_THREADS") and script.last_assigned("OMP_NUM_THREADS")
-            remedy = f"did you mean {near}?"
+            remedy = f"write {near}, or remove the assignment"
             if near == "CUDA_VISIBLE_DEVICES" and requests_gpus(subject):
                 remedy = f"remove it, as a job that requests GPUs has its own {near}"
             # Another script may read several sizes, or a second port.
@@ -186,8 +186,9 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name in found:
         key = "the key of " * (" " in name) + plain(name)  # a command such as wandb login, or a variable
         what = f"the script contains {key}, which anyone who can read the script or its repository can use"
-        variable = "WANDB_API_KEY" if "wandb" in name else plain(name) if " " not in name else "NAME"
-        remedy = f"revoke it, and read a new one from a private file: {variable}=$(cat ~/.secrets/FILE)"
+        variable = plain(name) if " " not in name else "WANDB_API_KEY" if "wandb" in name else "HF_TOKEN"
+        remedy = "revoke it, and read a new one from a private file"
+        remedy += f": export {variable}=$(cat ~/.secrets/FILE)"
         yield Problem(line, what, remedy)
 
 

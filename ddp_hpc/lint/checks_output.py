@@ -75,7 +75,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             )
             severity: Severity | None = None if command.name == "tee" else "note"
             reported.add(command.line)
-            yield Problem(command.line, what, "add set -o pipefail before the commands", severity)
+            yield Problem(command.line, what, "add set -o pipefail before this command", severity)
     exits = [command for command in commands if command.name == "exit"]
     status = whole_number(exits[0].argv[1]) if len(exits) == 1 and len(exits[0].argv) == 2 else 0
     may_end = any(not _MAY_END.isdisjoint((command.name, *command.words[:2])) for command in commands)
@@ -113,7 +113,7 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
         following = next((c for c in submits if c.line > command.line), None)
         then = f"line {following.line} submits the next job" if following else "set -e does not see it"
         what = f"if {plain(before.name)} fails, the status is that of {command.name}, and {then}"
-        yield Problem(command.line, what, "add set -o pipefail", "note")
+        yield Problem(command.line, what, "add set -o pipefail before this command", "note")
         return
 
 

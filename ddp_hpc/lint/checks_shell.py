@@ -31,16 +31,18 @@ _ANY = r"(?!echo|printf)[^'\"#]*"
 # Rows: the beginning of a command, what is wrong with it, what to write instead, and the severity of those
 # that depend on who runs the job. Indented lines continue a row, and <NAME> stands for an expression below.
 _TEXT = r"""
-\$?(?:SBATCH|PBS)\s+- @ the # of this directive is missing @ write # at its beginning
+\$?(?:SBATCH|PBS)\s+- @ the # of this directive is missing
+    @ begin the line with #SBATCH or #PBS, above the first command
 setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NAME=VALUE
-set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write NAME=VALUE
-(?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use the file for bash
+set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write export NAME=VALUE
+(?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use a file for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
 export\s+<NAME>=\s+(?!<NAME>=)[^#\s]|<NAME>=\s+(?:\d|(["'])[^"']*\1\s*(?:#|$))
     @ the blank after = ends the assignment @ write no blank after =
 export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=VALUE
 (?:unset|export)\s+<NAME>[.,:;](?:\s|$) @ this is not the name of a variable @ omit the mark
-(?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing @ write it
+(?:(?:if|elif|while)\s+!?\s*)?\[{1,2}[$"-] @ the blank after [ is missing
+    @ write blanks after [ and before ]
 export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
 (?P<detached>)(?:screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d) @ the job ends while this runs @ start it directly
 <PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ give it a .py file, or use bash
@@ -54,9 +56,9 @@ cd\s+[^\s'"\\$;&|-][^\s'"\\;&|]*\s+[A-Za-z][\w.-]*$ @ cd takes one directory @ q
 \$\s+[a-z] @ the prompt of a terminal is not part of a command @ omit the $ @ note
 (source|python3?|module|conda|cd|torchrun)\s+\1\s @ this word is written twice @ omit one
 (?:source|\.)\s+(?:conda|mamba|env|pip|module)\s+[a-z] @ source opens such a file @ omit it
-<LAUNCH><NAME>=\S @ the launcher takes this for a program @ write it before the launcher
+<LAUNCH><NAME>=\S @ the launcher takes this for a program @ write env before it
 <EXEC>$ @ no command follows the image, so nothing starts @ write it on the same line
-<EXEC><NAME>= @ the container takes this for a program @ write --env NAME=VALUE first
+<EXEC><NAME>= @ the container takes this for a program @ write env before it
 horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HOST:N,HOST:N
 <LAUNCH>--mpi[= ](?!["']?(?:none|list|pmi|psp|openmpi|cray|lam|mpich|mvapich|hydra|exa|\S*\$))
     @ Slurm has no such type of MPI @ use --mpi=pmix, or a type that srun --mpi=list prints
@@ -64,12 +66,13 @@ horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HO
 sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\(|\.(?:sh|slurm|sbatch|job)\s)[^#])*\s--\1[= ]
     @ only the last counts @ join both
 (?P<alone>)ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
-    @ the lines below run here, not on this host @ write what shall run there after the host
-[^#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI @ use -ntomp
+    @ the lines below run here, not on this host @ write what shall run there after the host, in quotes
+[^#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI
+    @ write -ntomp for -nt, and mpirun -np for -ntmpi
 rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
-    @ in quotes, * is only a character, so this deletes nothing @ write the * after the quote
+    @ in quotes, * is only a character, so this deletes nothing @ write the * outside the quotes
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
-for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ use {1..9}
+for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ write {FIRST..LAST}
 (?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
     @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after the file
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
@@ -88,12 +91,13 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 (?:module|ml)\s+(?:load|add)\s[^#\n]*?(?:\w,(?:\s|$)|\s/\s)
     @ module takes this comma or slash for a part of a name, or for a name @ omit the comma, or the blanks
 (?:<LAUNCH>|<EXEC>)(?:source|\.|cd|export|module|eval|(?:conda|mamba) (?:de)?activate)\s
-    @ a launcher or container starts programs, and this is a command of the shell @ use bash -c '...'
+    @ a launcher or container starts programs, and this is a command of the shell
+    @ omit the launcher or container, or write bash -c '...' around this and what shall run after it
 (?!echo|printf|which|(?:for|type|hash|ls|ml|command|spack)\s|\S*(?:conda|mamba|pip|module)\b)
     <PYTHON>(?:torchrun|accelerate|mpirun|srun)\s
     @ Python opens a file of this name @ omit python
 <PYTHON>-m\s+(?:torch\.distributed\.(?!launch\b|run\b|elastic|checkpoint)\w|torchrun\s)
-    @ no such module @ use torchrun
+    @ no such module @ write torchrun instead of Python and -m
 [^']*\bg?awk\s+(?:-[Fv]\s?\S+\s+)*"(?!BEGIN)[^"']*\{\s*print \$\d
     @ in double quotes, bash expands the $1 of awk @ write \$1, or use awk -v and single quotes @ note
 [^#]*--rdzv[-_]backend[= ]\s*(?!['"]?(?:c10d|static|etcd)|[\s"'$]) @ PyTorch has no such backend @ use c10d
@@ -105,12 +109,13 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
     (?=[^;&|\n]*(?:activate|bashrc|profile|env|setup|setvars|conda|module))
     |conda activate\s|module load\s|export\s)[^;&|\n]*\1\s*$
     @ this changes only a shell that ends with it @ write it in the script, or before the program
-srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the step @ add --block
+srun\s[^#'"]*\bray\s+start\s(?![^#]*--block)
+    @ ray start returns, which ends the step @ add --block, and & at the end
 \./etc/profile(?:\.d/\S+)?$ @ the blank after the first dot is missing @ write source /etc/... @ note
 (?:(?:ba)?sh )?(?!\./etc/)[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
     @ this changes only a shell of its own @ use source
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
-    @ -m takes the name of a module, not of a file @ omit -m, or .py
+    @ -m takes the name of a module, not of a file @ omit -m, or write PACKAGE.MODULE
 <PYTHON>torch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
 (?:srun\s.{,300}?)?(?:singularity|apptainer)\s[^#]{,300}?(?:-B|--bind)\s+[^\s:]+\s+/(?!<IMAGE>)\S*\s+<IMAGE>
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
@@ -122,12 +127,14 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block) @ ray start returns, which ends the
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:\\]+\s+/ @ a volume is one word @ write SOURCE:PATH
 export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
 <NAME>=\$\(\s*wc -l "?\$\{?PBS_NODEFILE\}?"?\s*\) @ wc also prints the name @ write wc -l < $PBS_NODEFILE
-<ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace % @ write $SLURM_JOB_ID
+<ANY>\s[12]?>>?\s*[^\s'"$]*%[jJaA]\b @ bash does not replace %
+    @ write $SLURM_JOB_ID, or $SLURM_ARRAY_TASK_ID for %a
 <PYTHON>[^'"#$]*(?<!env)(?<!var)[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$)
     @ the $ is missing @ write it
-rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ write -f, without the blank @ note
+rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ omit the blank @ note
 <ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b(?![#%])
-    @ the value begins with /, so ../ before it makes it another directory @ write ../ after it
+    @ the value begins with /, so ../ before it makes it another directory
+    @ omit ../, or write it after the variable
 (?:<LAUNCH>|ibrun\s+)?(?:singularity|apptainer)\s+[\w./-]+\.(?:sif|simg|img)\s @ exec or run is missing
     @ write exec
 [^#']*\b(?:ba)?sh\s+-\w*c\s+"(?!\$\x40")[^"]*(?<!\\)\$\x40
@@ -146,7 +153,7 @@ sbatch\s(?:[^#]*\s)?--export[= ]["']?(?!ALL\b|NONE\b|NIL\b)\w+=(?!\S*\bALL\b)
 <ANY>\b(?:torchrun|torch\.distributed\.(?:run|launch))\s[^#]*?\.py\s[^#]*--local[-_]rank[= ]\d
     @ this gives the same local rank to all ranks @ omit it, and read LOCAL_RANK @ note
 <ANY>\s--?(?:gpus?|device|gpu[-_]ids?)[= ]"?\$\{?(?:CUDA|ROCR|HIP)_VISIBLE_DEVICES
-    @ a program counts the GPUs that it sees from 0 @ write 0, or omit it @ note
+    @ a program counts the GPUs that it sees from 0 @ write numbers from 0, or omit it @ note
 <ANY>\baccelerate\s+launch\s[^#]*--mixed[-_]precision[= ](?!["']?(?:no|fp16|bf16|fp8)\b|\S*\$)
     @ accelerate knows no, fp16, bf16 and fp8 @ write one of them @ note
 <ANY>\bdeepspeed\s[^#]*--launcher[= ](?!(?i:["']?(?:pdsh|openmpi|mpich|mvapich|impi|slurm)\b)|\S*\$)
@@ -171,7 +178,7 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
     (?i:complete|done|success|finish)[^\n;]*?\1\s+(?:\w+\s+)*?(?:EXIT|0)\b
     @ this writes the file even if a program has failed @ write it after the last program has succeeded @ note
 (?!echo|printf)[^#]*(?:depend=|--dependency[= ]|\s-d\s?)["']?after\w*:[^\s,?]{,300}?:after\w*:
-    @ the second type of dependency is taken for the ID of a job @ write afterok:ID:ID @ note
+    @ the second type of dependency is taken for the ID of a job @ write a comma before it @ note
 (?!foamJob)(?:\S*/)?(?:\w*(?:Foam|Mesh)|redistributePar)\s[^#|;&]*?(?<=\s)-parallel(?:\s|$)
     @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
@@ -232,7 +239,8 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if match := re.match(r"(?:/usr)?/bin/env\s+(?!-)(\w+\s+-.*)", script.shebang):
         what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
-        yield Problem(1, what, f"write #!/bin/{plain(match[1])}, or #!/usr/bin/env -S", "error")
+        remedy = f"write #!/usr/bin/env -S {plain(match[1])}, or the path of the program without env"
+        yield Problem(1, what, remedy, "error")
     is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
     # dash has no command module, except in a login shell: where the script runs, sh is bash.
     has_modules = any(command.name in ("module", "ml") for command in script.commands)
@@ -251,7 +259,7 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
         if name := re.search(r"(?<!\\)\$\{?(SLURM_\w+)" if is_job else _OF_TASKS, document[3]):
             what = f"the shell that writes this expands {name[1]}, which later jobs and tasks set"
             line = script.text.count("\n", 0, document.start(3) + name.start()) + 1
-            yield Problem(line, what, f"write <<'{plain(document[2])}'", "note")
+            yield Problem(line, what, "write a backslash before the $", "note")
     notes: set[str] = set()  # one of each kind
     for command in script.commands:
         for what, remedy, *severity in (*_beginnings(script, command), *_not_expanded(script, command)):
@@ -353,7 +361,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"
     is_quoted = _OF_ARRAY.search(single_quoted(command.text)) and not _OF_ARRAY.search(outside)
     if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", outside)):
-        yield f"bash expands no variable in the single quotes of {tool[0]}", "use double quotes"
+        what = f"bash expands no variable in the single quotes of {tool[0]}"
+        yield what, "end the quotes before the variable, and begin them again after it"
     for name, index in re.findall(r"\$\{(\w+)\[(\d+|\$?\{?\w+\}?)\]\}", outside):
         value = script.set_once.get(name, "")
         is_one = index == "0" and _ONE_WORD.search(value)

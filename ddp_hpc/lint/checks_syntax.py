@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.bash_syntax import OpenDocument, bash_complaint, is_reached, open_document
-from ddp_hpc.lint.blocks import if_without_then, open_block
+from ddp_hpc.lint.blocks import END_OF, if_without_then, open_block
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import is_template
@@ -46,7 +46,10 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         is_at_end, closes = "end of file" in message, _CLOSES.search(message)
         block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
         is_known = block and (is_at_end or (closes and block[2]))
-        remedy = f"close the {block[0]} of line {block[1]}" if block and is_known else _CORRECT
+        remedy = _CORRECT
+        if block and is_known:
+            end = END_OF.get(block[0], "done")
+            remedy = f"end the {block[0]} of line {block[1]} with {end}, as a command of its own"
         is_balanced = all(text.count("$(") <= text.count(")") for text in script.lines[: line - 1])
         if closes and not block and is_balanced:
             remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
@@ -60,6 +63,9 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         if _PYTHON.match(first):
             remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
         severity: Severity | None = "warning" if is_whole else None
+        if document and is_whole:
+            end = plain(document.delimiter)
+            remedy = f"write only {end} in the last line, and what follows it there after the first {end}"
         # In $( ), bash ends the document at the delimiter with the parenthesis.
         if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
             remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"
