@@ -247,7 +247,9 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
             is_redirected = any(
-                re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
+                re.search(own_output, c.text) or " ".join(c.argv[:3]) == "R CMD BATCH"
+                for c in script.commands
+                if c.name not in _WRITE_SETTINGS
             )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"

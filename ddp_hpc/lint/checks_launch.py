@@ -266,6 +266,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         mpi, has_cpus = mpi_of(subject), total is not None and 1 < total <= (cpus or 1)
         # Hydra starts a rank for each CPU of a task, too.
         is_part = is_part or (mpi not in ("Open MPI", "") and total == nodes * (per_node or 0) * (cpus or 0))
+        # Without --ntasks, each node has a task.
         is_one_slot = has_cpus and nodes < 2 and not (per_node or may_oversubscribe)
         is_one_slot = is_one_slot and _has_one_slot(subject, command)
         if is_one_slot and mpi not in ("Open MPI", ""):

@@ -357,7 +357,9 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, remedy, is_to_fill_in=is_to_fill_in)
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
             what = f"qsub rejects the range {shown(d.value)}"
-            yield Problem(d.line, what, "use FIRST-LAST with a larger LAST, such as -J 1-10")
+            is_to_fill_in = re.fullmatch(r"\d+-[A-Za-z]\w*", d.value) is not None
+            remedy = "use FIRST-LAST with a larger LAST, such as -J 1-10"
+            yield Problem(d.line, what, remedy, is_to_fill_in=is_to_fill_in)
         for values, remedy in [_VALUES[d.flag]] if d.flag in _VALUES and d.value and is_value else []:
             if not re.fullmatch(values, d.value):
                 is_of_nqsv = (d.flag, d.value) == ("-j", "o")

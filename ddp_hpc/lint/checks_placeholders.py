@@ -92,7 +92,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, remedy, is_to_fill_in=is_example)
         elif pair := _misspelled_variable(subject, d):
             yield Problem(d.line, f"PBS does not set {plain(pair[0])}", f"did you mean {pair[1]}?")
-        elif mark := marked_placeholder(d.value):
+        elif (mark := marked_placeholder(d.value)) and d.flag not in subject.given_on_submission:
             yield from _not_replaced(subject, d, mark)
 
 

@@ -30,6 +30,7 @@ _OFTEN_EMPTY = frozenset(
 # Descriptions of a value, such as ACCOUNT HERE and directory path.
 _DESCRIPTION = re.compile(
     r"\b(?:[A-Z_]{3,}|directory|file|your|the|account|partition|project|e?mail) (?i:here|path|name)\b"
+    r"|\bto (?:be )?define"
 )
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
@@ -238,7 +239,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = f"write -J {plain(d.value)} if it is the name of the job, otherwise {expected}"
             elif d.value[:1] == "=":
                 remedy = f"write {d.flag}{plain(d.value)}"
-            is_name = d.flag == "--nodes" and not re.fullmatch(r"[A-Z]{2,}", d.value)
+            may_be_number = d.value.isupper() or re.search("node|num", d.value)
+            is_name = d.flag == "--nodes" and not may_be_number
             is_to_fill_in = not d.value or (d.flag == "--gres" and d.value.endswith((":x", ":n", ":N", "X")))
             if _TAKES_NUMBER.match(d.flag) and not is_name:
                 is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))

@@ -11,6 +11,7 @@ from ddp_hpc.lint.checks_sbatch import OF_PLUGINS
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.placeholders import stands_for_value
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
@@ -109,7 +110,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
             remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy
             # A program may replace such a name.
-            yield (what, remedy, "note") if _NUMBER_OF.fullmatch(d.value) else (what, remedy)
+            is_replaced = _NUMBER_OF.fullmatch(d.value) or (d.flag != "--time" and stands_for_value(d.value))
+            yield (what, remedy, "note") if is_replaced else (what, remedy)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:
         yield "sbatch -V only prints its version", "remove it, or use --export=ALL"

@@ -26,7 +26,11 @@ _PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![
 _FIXME = re.compile(r"\b(?:FIX|FILL|CHANGE)_?ME\b")
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
-_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
+_OF_BACKUPS = re.compile(
+    r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*|.* copy(?: \d+)?(?:\.\w+)?"
+)
+# What the tests of a program compare with the scripts that it writes.
+_OF_TESTS = re.compile(r"/tests?/(?:test_?files|test_?data|fixtures|files|data)/")
 # Directories in which editors keep earlier versions of files.
 _OF_EDITORS = re.compile(r"\.(?:vscode(?:-server)?|history|ipynb_checkpoints|idea)")
 
@@ -77,9 +81,10 @@ def _is_run_by_bash(script: Script, name: str) -> bool:
 
 
 def _has_name_of_other(path: Path) -> bool:
-    """Returns whether the name, or the directory of an editor, is that of a backup copy or a template."""
+    """Returns whether the path is that of a backup copy, of a template, or of a file for tests."""
     is_copy = _OF_BACKUPS.fullmatch(path.name) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
-    return bool(is_copy) or has_name_of_template(path)
+    is_for_tests = _OF_TESTS.search(path.absolute().as_posix()) is not None
+    return bool(is_copy) or is_for_tests or has_name_of_template(path)
 
 
 def _asks_to_fill_in(script: Script, directives: Collection[int]) -> bool:

@@ -26,6 +26,7 @@ def severities(path: Path, text: str) -> dict[str, str]:
         ("job.sh.bak", "note"),
         ("#job.sh#", "note"),
         ("job.old", "note"),
+        ("job copy.sh", "note"),
         ("job.template", "note"),
         ("job_template.sh", "note"),
         ("jobTemplate20.sh", "note"),
@@ -58,6 +59,11 @@ def test_a_finding_in_an_example_is_a_note(tmp_path: Path, text: str, expected: 
     found = severities(tmp_path / "job.sh", text)
     assert ("error" in found.values()) == (expected == "error")
     assert {"SLURM001", "JOB024"} & {*found}
+
+
+def test_what_a_test_compares_with_the_scripts_of_a_program_is_not_submitted(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "data").mkdir(parents=True)
+    assert severities(tmp_path / "tests" / "data" / "job.sh", JOB)["SLURM015"] == "note"
 
 
 def test_who_submits_a_backup_copy_means_it(tmp_path: Path) -> None:
