@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.base.units import counted
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.placeholders import has_placeholder, stands_for_value
 from ddp_hpc.schedulers.script_options import whole_number
@@ -67,8 +67,9 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             remedy = "remove the = before it" if text[:1] == "=" else f"write {form}"
             # sbatch also reads #PBS lines, and takes this for its own.
             may_be_slurm = not is_slurm and re.search(r"\$\{?SLURM_", subject.script.text)
-            is_unsure = may_be_slurm or stands_for_value(text)
-            yield Problem(line, what, remedy, "note" if is_unsure else None, is_to_fill_in=not text)
+            severity: Severity | None = "note" if may_be_slurm else None
+            is_to_fill_in = not text or stands_for_value(text)
+            yield Problem(line, what, remedy, severity, is_to_fill_in)
 
 
 @check("JOB012", "warning", "an ambiguous walltime")
