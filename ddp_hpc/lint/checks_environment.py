@@ -105,7 +105,7 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
                 remedy = f"remove it, as a job that requests GPUs has its own {near}"
             # Another script may read several sizes, or a second port.
             is_further = re.fullmatch(near + r"(?:\d|(?<!S)S)", name)
-            is_note = is_of_other or has_threads or is_further
+            is_note = is_of_other or has_threads or is_further or f"{near}=" in script.text
             yield Problem(line, what, remedy, "note" if is_note else None)
         for names, values, what, remedy, *severity in _VALUES:
             if (

@@ -196,7 +196,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 def _flags(subject: Subject, line: str) -> set[str]:
     """Returns the options of a comment, as if it was a directive."""
     value = subject.script.value
-    unneeded: set[tuple[str, str | None]] = {*_DEFAULTS}
+    unneeded: set[tuple[str, str | None]] = {*_DEFAULTS, ("--error", value("--output"))}
     if not (value("--ntasks") or value("--gpus")):
         unneeded.add(("--nodes", "1"))  # all of the job is on one node
     if value("--ntasks-per-node") is None:

@@ -11,7 +11,9 @@ from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import is_template
 
-_PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
+_PLACEHOLDER_IN_COMMAND = re.compile(
+    r"<<[\w-]+>>|<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\("
+)
 _CLOSES = re.compile(r"token `(done|fi|esac|\})'")
 # The first statement of most programs in Python.
 _PYTHON = re.compile(r"import \w[\w.]*(?: as \w+|,.*)?$|from \w[\w.]* import \w")
@@ -29,7 +31,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             return
         for number, text in enumerate(script.lines, start=1):
             match = _PLACEHOLDER_IN_COMMAND.search(text)
-            if match and ("'" in match[0] if "EOF" in message else number == line):
+            is_cause = "'" in match[0] if match and "EOF" in message else number == line
+            if match and (is_cause or match[0][:2] == "<<"):
                 what = f"{shown(match[0])} is a placeholder"
                 yield Problem(number, what, "replace it with a value", is_to_fill_in=True)
                 return

@@ -57,12 +57,12 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
-# What exports all variables, reads one by its name, reads another file, or keeps what a block prints.
+# What exports all variables, reads one by its name, or reads another file.
 _IS_READ_ELSEWHERE = re.compile(
     r"(?m)\bset\s[^\n]*-\w*a|allexport|\$\{!"
     r"|(?:^(?![ \t]*(?:source|\.) \S+/activate\b[^;&|\n]*$)|[;&|]|\bthen\b)[ \t]*(?:source|\.)\s"
-    r"|^[ \t]*(?:\}|done|fi)\s*[|>]"
 )
+_KEEPS_MESSAGES = re.compile(r"(?m)^[ \t]*(?:\}|done|fi)\s*[|>]")
 # A file of the user, which may export what the script has set before.
 _MAY_EXPORT = re.compile(
     r"(?m)^[ \t]*(?:source|\.)\s+(?!.*(?:/(?:etc|init|opt)/|onda|activate|bashrc|profile|module|lmod|vars))"
@@ -287,7 +287,8 @@ def _is_only_shown(script: Script, line: int) -> bool:
         return False
     uses = re.compile(rf"\b(?:{'|'.join(own)})\b")
     others = [n for n, text in enumerate(script.lines, start=1) if n != line and uses.search(text)]
-    return all(_is_message(script.lines[n - 1]) and not script.is_quoted(n) for n in others)
+    are_shown = not _KEEPS_MESSAGES.search(script.text)
+    return all(are_shown and _is_message(script.lines[n - 1]) and not script.is_quoted(n) for n in others)
 
 
 def _is_message(line: str) -> bool:

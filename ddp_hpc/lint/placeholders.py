@@ -49,7 +49,7 @@ _NAME_FOR_VALUE = re.compile(
     r"|(?!NONE|NULL|NAN|INF|[KMGT]B)[A-Z]{2,}(?::[A-Z]{2,}){0,2})(?:%\w+)?"
 )
 # A script for a template engine: bash could not run these lines.
-_TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
+_TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{|@\()|.*\{\{[^{}]+\}\}", re.DOTALL)
 _MAX_CHARS = 500
 
 
