@@ -52,7 +52,7 @@ _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)(?=\s)(?!.*\s(?:-[it]*d[it]*|--detach)\b)\s(?:[^|;]*\s)?"
     r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
-    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
+    r"\bsrun\s(?:[^|;]{,300}\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
 _REMOVE_SALLOC = "remove salloc and its options, and add a directive for what the job does not request yet"
 _LINE_OF_TASK = re.compile(
