@@ -54,7 +54,7 @@ _INTERACTIVE = re.compile(
     r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
     r"\bsrun\s(?:[^|;]{,300}\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
 )
-_REMOVE_SALLOC = "remove salloc and its options, and add a directive for what the job does not request yet"
+_REMOVE_SALLOC = "remove salloc and its options, and request the same resources with directives"
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b(?!\}?[\"']*\s*\+)"
@@ -110,16 +110,15 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         is_whole = command.ends in ("\n", "&", ";") or (command.ends == "|" and len(command.words) > 1)
         is_run = is_option and is_next and is_whole and not is_reported
         if is_run and has_options and is_reached(script, command.line):
-            what = (
-                f"bash runs {shown(command.words[0])} as a command, as the one before it ends in line {last}"
-            )
+            option = shown(command.words[0])
+            what = f"the command above ends in line {last}, so bash runs {option} as a command"
             is_apart = last < command.line - 1
             remedy = f"end line {last} with a backslash, like all lines of the command but the last"
             remedy += ", and remove the lines between" * is_apart
             if re.search(r"\\\s+#", script.lines[last - 1]):
-                remedy = f"remove the comments after backslashes, from line {last} on"
+                remedy = f"remove the comments after backslashes, which must end lines, from line {last} on"
             elif script.lines[last - 1].lstrip().startswith("#"):
-                remedy = f"move the comments out of the command, from line {last} on"
+                remedy = f"move the comment in line {last}, and any below it, above the command"
             elif re.search(r"\s#.*\\$", script.lines[last - 1]):
                 remedy = f"remove or quote the # in line {last}, which begins a comment"
             elif command.words[-1] == "wait" and len(command.words) > 1:

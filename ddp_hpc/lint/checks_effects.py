@@ -20,7 +20,8 @@ from ddp_hpc.schedulers.slurm.parse_directives import read_command
 # Those that begin with SEVERAL are not for jobs with one node.
 _TEXTS = r"""
 BEGIN(?:(?:module|ml)\s+(?:load|add|use)|source|\.|export(?=\s+\w)|conda\s+activate)\s(?:2>&1|[^#\n|&;"'`()])*\|(?!\|)
-    @ this changes only the shell of the pipe, not that of the script @ write > FILE or > >(...) instead
+    @ in a pipeline, this runs in a subshell, and does not change the shell of the script
+       @ replace | COMMAND with > FILE or > >(COMMAND)
 ^(?:[^#\n'"|]|"[^"\n]*"|'[^'\n]*')*[^|\n]\|\s*(?:read|mapfile|readarray)\s+(?:-\w+\s+)*[A-Za-z]
     @ this sets variables in the shell of the pipe, not in the script @ write NAME=$(...), or < <(...)
 BEGIN(?:echo|printf|date)\b(?:[^\n&|;>\\'"]|"[^"\n]*"|'[^'\n]*')*\n\s*(?:exit\s+|\w+=|(?:if\s+)?\[+\s+)"?\$\?
@@ -35,7 +36,8 @@ LINE\w=["']?\$\(\s*(?:srun|ssh|mpirun)\s[^|\n]*2>&1\s*\) @ it also gets their me
     @ with set -u, an unset variable in the activation of a package ends the job @ write set -u only after it
 ^(?:conda\s+activate|(?:source|\.)\s+\S*\bactivate)\b(?:(?!^(?:conda|source|\.|deactivate|else)\s)[\s\S]){,3000}?
       ^(?:module|ml)\s+(?:load|add)\s(?i:[^#\n]*[/\s])?(?i:python|anaconda|miniconda|miniforge)\d?(?:/\S*)?$
-    @ the Python of the module precedes that of the environment @ load modules before it, or deactivate it
+    @ this module puts its Python before that of the active environment in PATH
+       @ load the module before activating the environment
 BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
       (?:(?!\bfor\s+\1\b|^[ \t]*\1=)[\s\S]){,3000}?\$\(\([^()\n#]*\b\1\b
     @ this number begins with 0, which makes it octal, and 08 and 09 none @ write 10#$NAME
@@ -142,7 +144,8 @@ def _together(subject: Subject) -> Iterator[Problem]:
         reads = re.compile(rb"ARRAY|(?:TASK|JOB)_?ID|RANDOM|\$\{?[1-9@*]|sweep|agent|worker")
         if not any(map(reads.search, texts)):
             what = "all tasks of the array do the same, unless a program reads the index of its task"
-            yield Problem(subject.line_of("--array", "-J"), what, "give the index to the program")
+            index = "SLURM_ARRAY_TASK_ID" if script.scheduler == "slurm" else "PBS_ARRAY_INDEX"
+            yield Problem(subject.line_of("--array", "-J"), what, f"pass ${index} to the program")
 
 
 @lru_cache(maxsize=8)

@@ -184,7 +184,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
     for line, name in found:
-        key = "the key of " * (" " in name) + plain(name)  # a command such as wandb login, or a variable
+        key = f"the {'key' if ' ' in name else 'value'} of {plain(name)}"  # of wandb login, or of a variable
         what = f"the script contains {key}, which anyone who can read the script or its repository can use"
         variable = plain(name) if " " not in name else "WANDB_API_KEY" if "wandb" in name else "HF_TOKEN"
         remedy = "revoke it, and read a new one from a private file"

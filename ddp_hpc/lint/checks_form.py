@@ -79,7 +79,7 @@ def _of_windows(subject: Subject) -> Iterator[Problem]:
     is_for_shell = not subject.script.shebang or re.search(r"sh\b", subject.script.shebang)
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
-        what = "lines have Windows line ends (CR LF), which sbatch and the qsub of OpenPBS reject"
+        what = "lines have Windows line endings (CR LF), which sbatch and the qsub of OpenPBS reject"
         severity: Severity | None = None if is_for_shell or subject.script.read() else "note"
         yield Problem(line, what, "run: sed -i 's/\\r$//' SCRIPT", severity)
 
@@ -102,8 +102,9 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         set_again = [d for d in late if d.flag == "-v" and all(map(script.sets, d.value.split(",")))]
         is_harmless = all(d in set_again or _is_without_loss(d) for d in late)
         moved = "them" if len(lines) > 1 else "it"
-        moved = "those that are valid" if any(d.fault for d in late) else moved
+        faulty = " and line ".join(str(line) for line in sorted({d.line for d in late if d.fault}))
         remedy = f"move {moved} to the other directives, above the first command"
+        remedy += f", but correct or omit line {plain(faulty)}" if faulty else ""
         remedy += ", with values instead of variables" * any("$" in d.value for d in late)
         yield Problem(
             lines[0],
@@ -300,7 +301,7 @@ def _joined(name: str, before: str, value: str) -> str:
     if name in ("--output", "-o") and re.search(r"err\b", value):
         return f"write {'--error' if name[1] == '-' else '-e'} for this one"
     if name == "--constraint":
-        return "write one option, with & for both of them, or | for either"
+        return "join them in one --constraint, with & if the job needs both, or with | for either"
     if name == "--dependency" and "?" in before + value:
         return "write one option, with ? between all jobs, or with commas"
     items, others = before.split(","), value.split(",")

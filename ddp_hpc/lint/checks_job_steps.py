@@ -390,11 +390,12 @@ def _array_beyond_list(subject: Subject) -> Iterator[Problem]:
             is_whole = len(values) == 1 and is_only and not re.search(grows, script.text)
             size = len(_elements(values[0])) if is_whole else 0
             if 0 < size <= last:
-                what = f"{plain(name)} has the elements 0 to {size - 1}, and the job array goes up to {last}"
+                what = f"the last index of {plain(name)} is {size - 1}, and the job array goes up to {last}"
                 asks = re.search(r"SLURM_ARRAY_TASK_ID\}?\"?\s*(?:-g[te]|>)", script.text)
                 # Whoever counts from 1 means all elements, and whoever begins later only the last ones.
                 first = int(found[1] or 0) if found else 0
-                indices = f"{first if 1 < first < size else 0}-{size - 1}{(found and found[3]) or ''}"
+                ends = dict.fromkeys((first if 1 < first < size else 0, size - 1))  # one number if equal
+                indices = "-".join(map(str, ends)) + ((found and found[3]) or "")
                 yield Problem(command.line, what, f"use --array={indices}", "note" if asks else None)
                 return
     commented = re.search(r"(?m)^[ \t]*#+\s*#SBATCH\s+(?:--array|-a)\b", script.text)

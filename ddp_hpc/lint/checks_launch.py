@@ -281,10 +281,8 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, remedy, None if nodes and per_node else "note")
         is_for_nodes = own or not tasks
         if is_for_nodes and total and nodes and per_node and total != nodes * per_node and not is_part:
-            what = (
-                f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')} are "
-            )
-            what += f"{nodes * per_node}"
+            what = f"{total} ranks are started, but {counted(nodes, 'node')} x {counted(per_node, 'rank')}"
+            what += f" per node = {nodes * per_node}"
             remedy = f"start {nodes * per_node} ranks, or request nodes and ranks per node for {total}"
             # The program may need no more, or a file of hosts give more ranks to a node.
             has_own_hosts = re.search(
@@ -401,7 +399,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
                 yield Problem(start.command.line, what, remedy)
         elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
-            remedy = f"request {gpus} tasks per node, or one GPU, unless the program uses all of them"
+            remedy = f"request {gpus} tasks per node, or one GPU, unless one task uses all {gpus} GPUs"
             yield Problem(start.command.line, what, remedy)
 
 

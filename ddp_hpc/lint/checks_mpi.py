@@ -134,7 +134,7 @@ def _threads_on_one_core(subject: Subject) -> Iterator[Problem]:
         is_bound = _BINDS.search(command.text) or re.search(r"_BIND|MCA|SLURM_CPU_BIND", subject.script.text)
         if ranks in (1, 2) and number > 1 and not is_bound:
             kind = "threads" if threads > 1 else "threads or processes"
-            what = f"Open MPI binds each of up to two ranks to one core, which its {number} {kind} share"
+            what = f"with one or two ranks, Open MPI binds each to one core, so its {number} {kind} share it"
             remedy = f"add --map-by slot:PE={number}, or --bind-to none"
             yield Problem(command.line, what, remedy, None if threads > 1 else "note")
         is_set = _BINDS.search(command.text) or re.search(r"_MCA_|(?<!PROC)_BIND", subject.script.text)

@@ -127,6 +127,9 @@ def _waits_for_all(script: Script) -> Iterator[Problem]:
         elif command.words == ("wait",):
             started, wait = False, command.line if started else 0
         elif wait and _WORKS.fullmatch(command.name):
-            what = f"wait returns 0 even if a program before it fails, and line {command.line} runs then, too"
-            yield Problem(wait, what, "wait for each: pids+=($!) after each &, then wait $pid", "note")
+            what = "wait without arguments returns 0 even if a program in the background has failed, so line "
+            what += f"{command.line} runs anyway"
+            remedy = "write pids+=($!) after each &, and replace wait with "
+            remedy += 'for pid in "${pids[@]}"; do wait "$pid"; done'
+            yield Problem(wait, what, remedy, "note")
             return

@@ -151,24 +151,23 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     with_option = {d.line: d.flag for d in subject.script.read() if d.flag}
     for d in {d.line: d for d in reversed(stray)}.values():
         if not has_placeholder(d.text):
-            option, remedy = with_option.get(d.line), "join it to the value before it, or remove it"
+            option, remedy = with_option.get(d.line), "join it to the value, without a blank, or remove it"
             is_joined = option != "-l" or d.value[0] in ",:=" or re.search(r"[,:]\s", d.text)
             if d.value[0] in "\u2013\u2014":
                 remedy = "write - instead of the dash"
             elif not option or ("=" in d.value and not is_joined):
-                remedy = f"write {'-l' if '=' in d.value else 'an option, or only its dash,'} before it"
+                remedy = f"write {'-l' if '=' in d.value else '- or its option'} before it"
                 if (subject.uses_chunks or d.value.startswith("ppn=")) and _OF_CHUNK.match(d.value):
                     remedy = "write it as a part of select or nodes, after a colon"
-                if letter := _LETTERS.get(d.value.partition("=")[0].strip("-")):
+                name = d.value.partition("=")[0].strip("-")
+                # Not a and I, which may be words of a remark.
+                if letter := _LETTERS.get(name, f"-{name}" * (name in _FLAGS - {"a", "I"})):
                     remedy = f"write {letter} and the value"
-            yield Problem(
-                d.line,
-                f"{shown(d.value)} does not belong to an option"
-                + (", as a value ends at whitespace, even after a comma" if option else "")
-                + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
-                remedy,
-                None if is_rejected else "note",
-            )
+            what = f"{shown(d.value)} does not belong to an option"
+            what += ", as whitespace ends a value" if option else ""
+            if not is_rejected:
+                what += "; Torque ignores it, but OpenPBS and PBS Professional reject the script"
+            yield Problem(d.line, what, remedy, None if is_rejected else "note")
 
 
 @check("PBS008", "warning", "a misspelled resource")

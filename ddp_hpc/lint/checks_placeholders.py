@@ -140,7 +140,7 @@ def _instead_of_variable(d: Directive) -> str:
         remedy = f"write {' and '.join(found)} instead of the variable{'s' * (len(found) > 1)}"
         return remedy + ", and the value of the other" * (d.value.count("$") > len(found))
     if re.search(r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?)?(?:ID|INDEX))\b", d.value):
-        return "leave the variable out, as only the job has a value for it"
+        return "omit the variable, which is set only in the running job"
     return "write the literal value, or pass the option to qsub or sbatch on the command line"
 
 

@@ -48,7 +48,7 @@ flye hifiasm @ @ -t|--threads
 _ONLY_IF = {
     "trim_galore": ", which Trim Galore has since 0.6.0",
     "cutadapt": ", which cutadapt has since 1.15",
-    "samtools": ", if the job has the memory of -m for each thread",
+    "samtools": " if the job has the memory of -m (768M by default) for each thread",
 }
 _USES_CPUS = re.compile(
     r"(?i)thread|cpu|core|proc|slots|parallel|xargs|\s-@|\s-[jptPw][ =]?[\d$\"]|"

@@ -232,7 +232,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         is_rank = is_rank and not (is_unset or re.search(rf"\b{name}=", single_quoted(first.command.text)))
         if is_rank or (name == "CUDA_VISIBLE_DEVICES" and of_a_task):
             what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
-            remedy = "let each task set it, from a variable of its launcher, such as SLURM_PROCID of srun"
+            own = "SLURM_PROCID" if name == "RANK" else "SLURM_LOCALID"
+            remedy = f"set it in each task, as in srun bash -c 'export {name}=${own}; exec PROGRAM'"
             yield Problem(line, what, remedy, severity if is_rank else "note")
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)

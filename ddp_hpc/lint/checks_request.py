@@ -136,9 +136,10 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
         ):
             continue  # another check reports the word after the number
         unit = subject.scheduler.reader.bare_memory_unit
+        mega, giga = ("mb", "gb") if unit == "bytes" else ("M", "G")
         if re.fullmatch(r"(?i)\d{1,2}mb?|\d{1,5}kb?", value):
             what = f"{plain(name)}={plain(value)} is less than 100 megabytes"
-            yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8gb", "note")
+            yield Problem(line, what, f"write the unit that you mean, such as {plain(name)}=8{giga}", "note")
         if number and (number < limit or (unit == "bytes" and number < 10**8)):
             programs = (command.launched or command.argv for command in subject.script.commands)
             is_large = any(_INTERPRETER.search(" ".join(words[:9])) for words in programs)
@@ -146,6 +147,6 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             is_small |= "per-cpu" in name and number >= 100
             read = counted(number, unit.removesuffix("s"))
             what = f"{subject.scheduler.title} reads {plain(name)}={number} as {read}"
-            meant = f"{number}gb or {number}mb" if number < limit else "8gb"
+            meant = f"{number}{giga} or {number}{mega}" if number < limit else f"8{giga}"
             remedy = f"write the unit that you mean, such as {plain(name)}={meant}"
             yield Problem(line, what, remedy, "note" if is_small else None)

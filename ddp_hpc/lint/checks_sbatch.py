@@ -157,7 +157,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
 def _wrong_letter(d: Directive) -> tuple[str, str]:
     if remedy := with_two_dashes(d):
         return f"sbatch reads {shown(d.written)} as several one-letter options", remedy
-    return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", _OTHER
+    inside = f" (in {shown(d.written)})" * (d.written != d.flag)
+    return f"sbatch has no option {plain(d.flag)}{inside}", _OTHER
 
 
 def _takes_next(d: Directive) -> bool:
@@ -344,14 +345,14 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
     """Returns what to do about the word `d` that follows the option `before`."""
     if d.value[0] in "\u2013\u2014":
         return "write - or -- instead of the dash"
-    if d.value.startswith("__"):
-        return f"write --{plain(d.value[2:].replace('_', '-'))}"
+    if re.match("__|_[A-Za-z]$", d.value):
+        return f"write {plain(d.value.replace('_', '-'))}"
     if d.value == "-":
         return "remove the blank after -"
     if before is not None and (glued := re.search(r"\w(--[a-z][\w-]+)", before.value)):
         return f"write a blank before {plain(glued[1])}"
     if before is None or before.line != d.line:
-        return "write -- or its option before it, or # before a comment"
+        return "write its dashes or its option before it, or # if it is a comment"
     if with_two_dashes(before) and "=" not in before.written:
         return f"write -{plain(before.written)}={plain(d.value)}"
     if before.value.endswith(","):
@@ -380,7 +381,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         if subject.template or is_near or directory == chdir:
             continue
         if line := created.get(directory):
-            what = f"{before}Slurm opens this log before line {line} creates its directory, so the job fails"
+            what = f"Slurm opens this log before line {line} creates its directory, so {before}the job fails"
         elif version and "%" in directory:
             what = f"Slurm does not create the directory {shown(directory)}, so the job fails"
             remedy = "put the log into a directory that exists"
@@ -421,8 +422,9 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"Slurm {versions} rejects {d.flag} {shown(d.value)}", f"write {expected}")
     for pair in _all_contradictions(subject):
         if pair.since or pair.until:
-            versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
-            yield Problem(subject.line_of(*pair.flags), f"{versions}, {pair.what}", pair.remedy)
+            what = f"{pair.what}, which Slurm up to {pair.until} rejects"
+            what = f"since Slurm {pair.since}, {pair.what}" if pair.since else what
+            yield Problem(subject.line_of(*pair.flags), what, pair.remedy)
 
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")

@@ -35,7 +35,7 @@ _TEXT = r"""
     @ begin the line with #SBATCH or #PBS, above the first command
 setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NAME=VALUE
 set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write export NAME=VALUE
-(?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot read a file of csh @ use a file for bash
+(?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot source a csh script @ source its version for bash
 (?:export\s+)?\$\{?(?P<name><NAME>)\}?= @ this does not set the variable @ omit the $
 export\s+<NAME>=\s+(?!<NAME>=)[^#\s]|<NAME>=\s+(?:\d|(["'])[^"']*\1\s*(?:#|$))
     @ the blank after = ends the assignment @ write no blank after =
@@ -45,7 +45,7 @@ export\s+<NAME>\s+[\d/~"'] @ this does not set the variable @ write export NAME=
     @ write blanks after [ and before ]
 export\s+\w+=[^\s"']+,\s+\w+= @ the comma is a part of the value @ omit it
 (?P<detached>)(?:screen\s+-\w*d|tmux\s+new\S*\s[^#]*-d) @ the job ends while this runs @ start it directly
-<PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a file of commands of bash @ give it a .py file, or use bash
+<PYTHON>[\w./-]+\.sh(?:\s|$) @ Python cannot run a shell script @ start it with bash, or name a .py file
 (?:<LAUNCH>)?(?:ba)?sh\s+[\w./-]+\.py(?:\s|$) @ bash cannot run Python @ use python
 <ANY>\s2&?>1(?:\s|$) @ the errors go to a file with the name 1 @ write 2>&1
 (?:cd|mkdir|source)\s[^"'(`]*'[^'\n]*\$\{?[A-Z] @ in single quotes, $ is only a character @ write "
@@ -66,7 +66,7 @@ horovodrun\s[^#]*-H\s+\S+:\d+\s+[\w.-]+:\d+\s @ the hosts need commas @ write HO
 sbatch\s(?:[^#]*\s)?--(dependency|export)[= ](?:(?!\$\(|\.(?:sh|slurm|sbatch|job)\s)[^#])*\s--\1[= ]
     @ only the last counts @ join both
 (?P<alone>)ssh\s+(?:-[oipl]\s+\S+\s+)*[\w.@"'${}][\w.@"'${}\[\]-]*$
-    @ the lines below run here, not on this host @ write what shall run there after the host, in quotes
+    @ ssh without a command does not run the lines below on that host @ write ssh HOST 'COMMANDS'
 [^#]*\bgmx_mpi\w*\s+mdrun\s[^#]*-nt(?:mpi)?\s @ gmx_mpi has no thread-MPI
     @ write -ntomp for -nt, and mpirun -np for -ntmpi
 rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
@@ -108,12 +108,13 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
 <LAUNCH>[^#'"]{,500}sh\s+-\w*c\s+(["'])\s*(?:(?:source|\.)\s
     (?=[^;&|\n]*(?:activate|bashrc|profile|env|setup|setvars|conda|module))
     |conda activate\s|module load\s|export\s)[^;&|\n]*\1\s*$
-    @ this changes only a shell that ends with it @ write it in the script, or before the program
+    @ this changes only the shell that -c starts, which then ends
+    @ move it into the script, or start the program in the same shell
 srun\s[^#'"]*\bray\s+start\s(?![^#]*--block)
     @ ray start returns, which ends the step @ add --block, and & at the end
 \./etc/profile(?:\.d/\S+)?$ @ the blank after the first dot is missing @ write source /etc/... @ note
 (?:(?:ba)?sh )?(?!\./etc/)[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
-    @ this changes only a shell of its own @ use source
+    @ without source, this file changes only its own process, not the shell of the job @ write source FILE
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or write PACKAGE.MODULE
 <PYTHON>torch\.distributed\.(?:run|launch)\s @ Python opens a file of this name @ write -m first
@@ -121,7 +122,7 @@ srun\s[^#'"]*\bray\s+start\s(?![^#]*--block)
     @ the second directory is taken for the image @ write SOURCE:DESTINATION
 (?:srun|mpirun|mpiexec)\s[^']*sh\s+-\w*c\s+'[^'"]*(?<!["\w])[\w-]*[= ]\\\$\{?[A-Z]{3}
     @ in single quotes, the backslash stays @ omit it
-<ANY>\s[\u2013\u2014]\w @ this dash is not a hyphen @ write - or --
+<ANY>\s[\u2013\u2014]\w @ an option begins with a long dash, not a hyphen @ write - or --
 <PYTHON>[^'"#]*\s--[\w-]+\s=\s?\S @ = is an argument of its own @ omit the blanks
 <EXEC>- @ the container takes this option for the program @ write it before the image
 (?:docker|podman)\s+run\s[^#]*\s(?:-v|--volume)\s+[^\s:\\]+\s+/ @ a volume is one word @ write SOURCE:PATH
@@ -131,7 +132,7 @@ export\s+<NAME>\s+=\S @ the blank before = is wrong here @ omit it
     @ write $SLURM_JOB_ID, or $SLURM_ARRAY_TASK_ID for %a
 <PYTHON>[^'"#$]*(?<!env)(?<!var)[\s=](?:SLURM|PBS)_(?:ARRAY|JOB|PROC|NTASKS|CPUS)\w*(?:\s|$)
     @ the $ is missing @ write it
-rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ omit the blank @ note
+rm\s+-\s+[rf]+\s @ the blank after - separates it from the option @ omit the blank after - @ note
 <ANY>[ ="]\.\./\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|HOME|PWD)\b(?![#%])
     @ the value begins with /, so ../ before it makes it another directory
     @ omit ../, or write it after the variable
@@ -140,7 +141,7 @@ rm\s+-\s+[rf]+\s @ the blank makes two words of the option @ omit the blank @ no
 [^#']*\b(?:ba)?sh\s+-\w*c\s+"(?!\$\x40")[^"]*(?<!\\)\$\x40
     @ the command gets only the first argument @ write $*
 [^#']*\b(?:ba)?sh\s+-\w*c\s+"\$\x40" @ only the first argument is the command @ give it one argument @ note
-(?!sed|grep)[^#']*[_/=-]\{\$\w+\} @ the braces are part of the text @ write the brace after the $ @ note
+(?!sed|grep)[^#']*[_/=-]\{\$\w+\} @ in {$NAME}, the braces stay in the text @ write ${NAME} @ note
 srun\s(?![^#]*--overlap)[^#'"]{,300}sh\s+-\w*c\s+(["'])(?:(?!\1).)*?\bsrun\s
     @ the inner srun waits for the CPUs of the step in which it runs @ omit one srun, or add --overlap @ note
 [^#]*\bscontrol\s[^#|]*[^#]*\|\|\s*echo\s+["']?(?:localhost|127)
@@ -182,11 +183,12 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
 (?!foamJob)(?:\S*/)?(?:\w*(?:Foam|Mesh)|redistributePar)\s[^#|;&]*?(?<=\s)-parallel(?:\s|$)
     @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
-    @ this may wait for input, which a batch job does not get @ do it before the job @ note
+    @ this command may wait for input, which a batch job does not get
+    @ run it before submitting, on a login node @ note
 (?P<online>)(?:<PYTHON>-m\s+)?(?:pip3?|conda|mamba)\s+install\s(?!.*--(?:no-index|offline)|.*\s-e\s|.*\s\.\S*$)
     |git\s+clone\s+https:|(?:huggingface-cli|hf)\s+download\s
-    @ this needs the internet, which compute nodes of many sites do not reach
-    @ do it before the job, on a login node @ note
+    @ this command needs the internet, which compute nodes of many sites cannot reach
+    @ run it before submitting, on a login node @ note
 """
 _NAMES = {"NAME": _NAME, "PYTHON": _PYTHON, "LAUNCH": _LAUNCH, "EXEC": _EXEC, "IMAGE": _IMAGE, "ANY": _ANY}
 _NAMES |= {"GAP": _GAP, "VALUED": _VALUED}
@@ -238,8 +240,8 @@ _OF_ARRAY = re.compile(r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)")
 def _something_else(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if match := re.match(r"(?:/usr)?/bin/env\s+(?!-)(\w+\s+-.*)", script.shebang):
-        what = f"Linux gives env one argument, so it looks for a program with the name {shown(match[1])}"
-        remedy = f"write #!/usr/bin/env -S {plain(match[1])}, or the path of the program without env"
+        what = f"Linux passes {shown(match[1])} to env as one word, so env looks for a program of that name"
+        remedy = f"write #!/usr/bin/env -S {plain(match[1])}, or #! and the path of the program"
         yield Problem(1, what, remedy, "error")
     is_sh = re.search(r"(?:/|\s)sh\b", script.shebang)
     # dash has no command module, except in a login shell: where the script runs, sh is bash.
@@ -249,9 +251,9 @@ def _something_else(subject: Subject) -> Iterator[Problem]:
     for shell, code in () if is_known else _OF_OTHER_SHELLS:
         line = next((n for n, text in enumerate(script.lines, 1) if re.match(code, text)), 0)
         if line and re.search(shell, script.shebang) and not script.is_quoted(line):
-            what = f"{plain(script.shebang)} may not know {shown(script.lines[line - 1].strip())}"
-            what += " where it is dash, as on Debian and Ubuntu" if is_sh else ""
-            yield Problem(line, what, "write #!/bin/bash", "note")
+            program = "where sh is dash, as on Debian and Ubuntu, it" if is_sh else plain(script.shebang)
+            what = f"{program} may not know {shown(script.lines[line - 1].strip())}"
+            yield Problem(line, what, "write #!/bin/bash in line 1", "note")
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     for document in _DOCUMENT.finditer(script.text):
@@ -338,7 +340,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
         )
     directory = re.match(r"cd\s+\"?\$\{?(\w+)\b", outside)
     if directory and script.set_once.get(directory[1]) == "":
-        yield f"the value of {directory[1]} is empty", f"set {directory[1]} to a directory", "note"
+        what = f"{directory[1]} is empty, so cd does not go to the directory that is meant"
+        yield what, f"write a directory after {directory[1]}=", "note"
     if quoted and re.match(r"(?:\w\S*\s+-|python\S*\s|srun\s)", script.set_once.get(quoted[1], "")):
         yield f"the quotes make all words of {quoted[0]} the name of one program", "omit the quotes"
     if re.search(r"\bscontrol\s+requeue\b", command.text) and script.value("--no-requeue") is not None:
@@ -371,9 +374,9 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             and not is_one
             and not re.search(rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text)
         ):
-            what = f"{name} is one text, not an array, so element 0 is all of it"
+            what = f"{name} is a string, not an array, so ${{{name}[0]}} is all of it"
             is_shown = command.name == "echo" and command.ends == "\n" and ">" not in outside
-            yield what, f"write {name}=($(...))", *(("note",) if is_shown else ())
+            yield what, f"write {name}=($(...)) where it is set", *(("note",) if is_shown else ())
     for name in _BARE_INDEX.findall(outside):
         if re.search(rf"(?m)^[ \t]*(?:declare -a\s+)?{name}=\(", script.text):
             yield (

@@ -226,6 +226,7 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     nodes, per_node = subject.num_nodes, whole_number(subject.script.value("--ntasks-per-node"))
     is_maximum = tasks and tasks > 1 and per_node and -(-tasks // per_node) == nodes
     requested = whole_number(subject.script.value("--nodes"))
+    omit = f"omit --ntasks for a total of {{}}, or --ntasks-per-node for a total of {tasks}"
     if tasks and requested and tasks < requested:
         what = f"--ntasks={tasks} reduces --nodes={requested} to {tasks}, as each node needs a task"
         remedy = f"request {counted(tasks, 'node')}, or at least {requested} tasks"
@@ -233,10 +234,11 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     elif tasks and requested and per_node and tasks > requested * per_node:
         what = f"with --ntasks-per-node={per_node}, Slurm cannot place {tasks} tasks on"
         what = f"{what} {counted(requested, 'node')}, and rejects the job"
-        yield Problem(subject.line_of("--ntasks"), what, "omit one of them", "warning")
+        yield Problem(subject.line_of("--ntasks"), what, omit.format(requested * per_node), "warning")
     elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
-        what = f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum"
-        yield Problem(subject.line_of("--ntasks"), what, "omit one of them")
+        what = f"--ntasks={tasks} is not --nodes x --ntasks-per-node ({nodes} x {per_node}), so Slurm treats "
+        what += "--ntasks-per-node as a maximum"
+        yield Problem(subject.line_of("--ntasks"), what, omit.format(nodes * per_node))
     elif tasks and per_node and tasks < per_node and subject.script.value("--nodes") is None:
         what = f"with --ntasks={tasks}, the job has {counted(tasks, 'task')}, and not {per_node} per node"
         remedy = f"write --nodes={tasks} if it is the number of nodes, or omit --ntasks-per-node"
@@ -261,7 +263,7 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
         if starts.startswith("python") and command.option("-n", "--ntasks") != "1":
             what = "srun does not terminate the other ranks if one dies, unless the site sets KillOnBadExit, "
-            what += "so they wait until a timeout or the walltime"
+            what += "so they wait until a timeout or the time limit"
             yield Problem(command.line, what, "use srun --kill-on-bad-exit=1")
 
 

@@ -52,10 +52,11 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         remedy = _CORRECT
         if block and is_known:
             end = END_OF.get(block[0], "done")
-            remedy = f"end the {block[0]} of line {block[1]} with {end}, as a command of its own"
+            remedy = f"close the {block[0]} of line {block[1]} with {end}, on a line of its own"
         is_balanced = all(text.count("$(") <= text.count(")") for text in script.lines[: line - 1])
         if closes and not block and is_balanced:
-            remedy = f"remove it, or write the beginning of the block that {closes[1]} ends"
+            begins = {end: word for word, end in END_OF.items()}.get(closes[1], "for, while or until")
+            remedy = f"remove {closes[1]}, or add the {begins} that it closes"
         if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
             remedy = f"write then after the condition of line {without}"
         if closes and (continued := _continued_before(script, line)):
@@ -68,7 +69,9 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         severity: Severity | None = "warning" if is_whole else None
         if document and is_whole:
             end = plain(document.delimiter)
-            remedy = f"write only {end} in the last line, and what follows it there after the first {end}"
+            remedy = (
+                f"write only {end} in the last line, and move the rest to the end of line {document.line}"
+            )
         # In $( ), bash ends the document at the delimiter with the parenthesis.
         if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
             remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"

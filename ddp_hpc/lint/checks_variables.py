@@ -240,7 +240,9 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
             is_unset = read.get(name) or (name not in names and not script.sets(name) and not is_read)
             is_known = is_argument or name in reader.variables or name in _OF_BASH
             if is_unset and not (is_known or OF_RANKS.fullmatch(name)):
-                what, remedy = f"the script never sets {plain(name)}", "set it before, or on submission"
+                what = f"neither {subject.scheduler.title} nor the script sets {plain(name)}"
+                submit = "sbatch --export=ALL," if subject.scheduler.name == "slurm" else "qsub -v "
+                remedy = f"set it before it is used, or submit with {submit}{plain(name)}=VALUE"
                 yield Problem(start.command.line, what, remedy, "note")
 
 

@@ -63,9 +63,10 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     ("option", "remedy"),
     [
         ("\u2013m e", "write - instead of the dash"),
-        ("M me@example.org", "write an option, or only its dash, before it"),
-        ("-N my job", "join it to the value before it, or remove it"),
-        ("-l nodes=2:ppn=4, walltime=10:00", "join it to the value before it, or remove it"),
+        ("M me@example.org", "write -M and the value"),
+        ("joe", "write - or its option before it"),
+        ("-N my job", "join it to the value, without a blank, or remove it"),
+        ("-l nodes=2:ppn=4, walltime=10:00", "join it to the value, without a blank, or remove it"),
         ("-l nodes=2:ppn=4 walltime=10:00", "write -l before it"),
         ("-l nodes=2 ppn=4", "write it as a part of select or nodes, after a colon"),
         ("walltime=10:00", "write -l before it"),
@@ -91,9 +92,9 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("RANK018", "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames)", "use $(scontrol show hostnames"),
         ("JOB003", "echo (", "correct the syntax"),
         ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
-        ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "end the if of line 3 with fi"),
+        ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3 with fi"),
         ("JOB003", "if x;\n  ./a\nelse\n  ./b\nfi", "write then after the condition of line 3"),
-        ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "end the if of line 4 with fi"),
+        ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4 with fi"),
         ("JOB028", "docker run -it image", "omit the option"),
         ("JOB028", "salloc --nodes=2", "remove salloc and its options"),
         ("JOB003", "if true; then\n  srun ./a && \\\n\nfi", "remove && and the backslash at the end of"),
@@ -167,7 +168,8 @@ def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
     [
         ("-error slurm.out", "write --error=slurm.out"),
         ("--gres=gpu: v100 :1", "remove the blanks from the value"),
-        ("debug", "write -- or its option before it, or # before a comment"),
+        ("debug", "write its dashes or its option before it, or # if it is a comment"),
+        ("_c 10", "write -c"),
         ("- n 4", "remove the blank after -"),
         ("--time=1:00:00 : one hour", "remove it"),
         (
@@ -192,7 +194,7 @@ def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> 
         ("-n=32", "write --ntasks=32"),
         ("-t=10:00:00", "remove the = before it"),
         ("-o $SLURM_JOB_NAME.$SLURM_JOB_ID", "write %j and %x instead of the variables"),
-        ("--chdir=/scratch/$SLURM_JOB_ID", "leave the variable out, as only the job has a value for it"),
+        ("--chdir=/scratch/$SLURM_JOB_ID", "omit the variable, which is set only in the running job"),
     ],
 )
 def test_the_remedy_says_what_to_write_in_a_directive(directive: str, remedy: str) -> None:
