@@ -293,7 +293,7 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
     what = f"{shown(text)} needs a terminal, and a batch job has none"
     if name in ("docker", "podman"):
         # podman only prints a warning, and most scripts with docker -it are run by hand on another machine.
-        return what, "omit the option for a terminal", "note"
+        return what, "omit -t (--tty)", "note"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"
 

@@ -15,10 +15,11 @@ from ddp_hpc.lint.parse_script import Command, Script
 _PATH_OF_ENV = re.compile(r"(?m)PATH=.*\benvs/[\w.-]+/bin|^[ \t]*(?:srun\s)?[^\s=#]*/envs/[\w.-]+/bin/\w")
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 _REMEDIES = {
-    "conda": 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+    "conda": 'add eval "$(conda shell.bash hook)" before conda activate, or source '
+    "CONDA_DIRECTORY/etc/profile.d/conda.sh",
     # mamba 1 has no command shell.
-    "mamba": 'add eval "$(conda shell.bash hook)" before it, and use conda activate',
-    "micromamba": 'add eval "$(micromamba shell hook --shell bash)" before it',
+    "mamba": 'add eval "$(conda shell.bash hook)" before this command, and use conda activate',
+    "micromamba": 'add eval "$(micromamba shell hook --shell bash)" before micromamba activate',
 }
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(

@@ -44,7 +44,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if users and all(f"{name}=" in user.text and user.line != line for user in users):
             continue  # each program gets another value
         devices = {int(one) for one in value.split(",")}
-        remedy = "remove it, as the scheduler assigns the GPUs, and request as many as the program needs"
+        remedy = "remove the assignment, as the scheduler assigns the GPUs, and request as many as needed"
         if is_ignored and len(devices) <= max(devices) < (gpus or sys.maxsize):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
@@ -62,7 +62,8 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
             yield Problem(
                 line,
-                f"CUDA_VISIBLE_DEVICES={value}, but the job gets {counted(gpus, 'GPU')} of a node",
+                f"CUDA_VISIBLE_DEVICES is {value}, but the job has {counted(gpus, 'GPU')} per node, "
+                "numbered from 0",
                 remedy,
                 # CUDA ignores the first number that does not exist, and those after it.
                 "note" if value.startswith(",".join(map(str, range(gpus)))) else None,

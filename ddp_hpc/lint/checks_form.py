@@ -238,6 +238,7 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
 @check("JOB007", "warning", "the same directive with two different values")
 def _contradictions(subject: Subject) -> Iterator[Problem]:
     seen: dict[str, str] = {}
+    lines: dict[str, int] = {}
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
@@ -253,8 +254,9 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         is_same |= amount is not None and amount == _amount(subject, name, seen.get(name, ""))
         if seen.get(name, ",") not in (value, ",") and not (is_none or is_same):
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
-            used = "only one" if name.startswith("-l ") else "the last value"
-            what = f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used"
+            used = "only one of them" if name.startswith("-l ") else "the last value"
+            what = f"{plain(name)} is {shown(seen[name])} in line {lines[name]} and {shown(value)} here, "
+            what += f"and {used} is used"
             is_log = name in subject.scheduler.reader.log_flags
             is_overridden = _is_overridden(subject, name, seen[name], value, is_log)
             is_overridden = is_overridden or name in subject.given_on_submission
@@ -263,7 +265,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
             if re.search(r"\s--tasks[= ]", script.lines[line - 1]):
                 remedy = f"write --ntasks, as sbatch takes --tasks for {plain(name)}"
             yield Problem(line, what, remedy, severity)
-        seen[name] = value
+        seen[name], lines[name] = value, line
 
 
 def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log: bool) -> bool:
@@ -308,10 +310,8 @@ def _joined(name: str, before: str, value: str) -> str:
     counts = name in ("--gres", "--licenses", "--tres-per-task")
     first, second = ({re.split("[:=]", item)[0] for item in part} for part in (items, others))
     of_gpu = (first | second) & {"gpu", "shard", "mps"}  # of which Slurm accepts one
-    if (
-        name not in _LISTS
-        or (counts and (first & second or len(of_gpu) > 1))
-        or {"NONE", "NIL"} & {*items, *others}
-    ):
-        return "write it only once, with all that the job needs"
+    if name in ("-l select", "-l nodes") or (counts and (first & second or len(of_gpu) > 1)):
+        return f"write one {name} with all that the job needs"
+    if name not in _LISTS or {"NONE", "NIL"} & {*items, *others}:
+        return f"keep only one {plain(name)}"
     return f"write one option with all of them, as in {plain(f'{name}={before},{value}')}"

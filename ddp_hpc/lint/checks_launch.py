@@ -355,7 +355,8 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         given = whole_number(subject.value_of(of_step)) if of_step else cpus
         if given and workers and num_workers >= 2 * given:
             what = f"{num_workers} workers or threads share {counted(given, 'CPU')}"
-            remedy = f"request more CPUs, or use {max(1, given // _local_ranks(start))} workers"
+            own = f"{workers[0].removesuffix(workers[1])}{max(1, given // _local_ranks(start))}"
+            remedy = f"request {num_workers} CPUs, or use {own}"
             yield Problem(start.command.line, what, remedy, "note")
 
 

@@ -12,6 +12,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown
 # Types of mail, by other words for them, or with a mark after them.
 _MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
 _MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
+_MEANT_MAIL |= {"timeout": "TIME_LIMIT", "time_out": "TIME_LIMIT"}
 _OF_FAILURE = re.compile(r"(?i)(?:TIME_?OUT|FAIL|ERR|ABORT|NODE_FAIL|OOM|OUT_OF_MEM)")
 
 
@@ -34,7 +35,7 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):
             what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
-            remedy = "use types of sbatch(1), such as BEGIN, END and FAIL, with commas and without blanks"
+            remedy = "use the types in sbatch(1), such as BEGIN,END,FAIL"
             if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
                 remedy = f"write {meant} instead"
             # Slurm also sends the mail of END if the job fails (job_completion_logger in job_mgr.c).

@@ -24,6 +24,7 @@ _WRITES_TEXT = (
 _COMPRESSES = ("gzip", "pigz", "zstd", "xz", "bgzip")
 _MAY_END = frozenset(("exec", "scancel", "trap", "source", ".", "kill"))
 _SUBMITS = ("sbatch", "qsub")
+_PIPEFAIL = "add set -o pipefail above the pipeline"
 _ENDS = re.compile(r"exit|wait|fi|done|esac|\}|set|sleep|deactivate|module|ml|conda|tee|time|else|")
 _ENDS_AT_ERRORS = re.compile(r"(?m)^[ \t]*set\s+-\w*e|^#!.*sh\s+-\w*e")
 # Other names are those of commands that prepare something or only print.
@@ -70,12 +71,11 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
             and command.ends != "&"
             and not after.startswith("trap")
         ):
-            what = (
-                f"the exit status is that of {command.name}, which hides a failure of the command before it"
-            )
+            what = f"the pipeline returns the exit status of {command.name}, "
+            what += "and hides a failure of a command before it"
             severity: Severity | None = None if command.name == "tee" else "note"
             reported.add(command.line)
-            yield Problem(command.line, what, "add set -o pipefail before this command", severity)
+            yield Problem(command.line, what, _PIPEFAIL, severity)
     exits = [command for command in commands if command.name == "exit"]
     status = whole_number(exits[0].argv[1]) if len(exits) == 1 and len(exits[0].argv) == 2 else 0
     may_end = any(not _MAY_END.isdisjoint((command.name, *command.words[:2])) for command in commands)
@@ -111,9 +111,9 @@ def _goes_on(subject: Subject, commands: list[Command]) -> Iterator[Problem]:
         if not is_program or is_tested or command.line >= last:
             continue
         following = next((c for c in submits if c.line > command.line), None)
-        then = f"line {following.line} submits the next job" if following else "set -e does not see it"
-        what = f"if {plain(before.name)} fails, the status is that of {command.name}, and {then}"
-        yield Problem(command.line, what, "add set -o pipefail before this command", "note")
+        then = f"line {following.line} submits the next job" if following else "set -e does not end the job"
+        what = f"if {plain(before.name)} fails, {then}, as the pipeline returns the status of {command.name}"
+        yield Problem(command.line, what, _PIPEFAIL, "note")
         return
 
 

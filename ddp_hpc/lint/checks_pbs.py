@@ -351,9 +351,10 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, "use letters, digits and - _ + .", is_to_fill_in=not d.value)
         elif d.flag == "-W" and is_value and _is_for_openpbs(subject) and not _ATTRIBUTES.fullmatch(d.value):
             what = f"OpenPBS rejects the dependency {shown(d.value)}"
-            remedy = "write depend=TYPE:ID:ID, with a type of qsub(1B), such as afterok"
-            is_to_fill_in = re.search(r":[A-Za-z_]+$", d.value) is not None  # such as jobid
-            yield Problem(d.line, what, remedy, is_to_fill_in=is_to_fill_in)
+            name = re.search(r":([A-Za-z_]+)$", d.value)  # such as jobid
+            remedy = "write depend=TYPE:ID[:ID...], with a type of qsub(1B), such as afterok"
+            remedy = f"replace {name[1]} with the ID of a job" if name else remedy
+            yield Problem(d.line, what, remedy, is_to_fill_in=name is not None)
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
             what = f"qsub rejects the range {shown(d.value)}"
             is_to_fill_in = re.fullmatch(r"\d+-[A-Za-z]\w*", d.value) is not None

@@ -29,7 +29,7 @@ _PATTERNS = {
     r"ARRAY_?JOB_?ID": "%A",
     r"ARRAY_?(?:TASK_?)?ID": "%a",
     r"(?<!ARRAY_)JOB_?ID": "%j",
-    "USER|LOGNAME": "%u",
+    "USER(?:NAME)?|LOGNAME": "%u",
     "JOB_?NAME": "%x",
 }
 _REQUESTS = re.compile("--(?:time|nodes|ntasks|cpus|mem|gres|gpus|partition|account)|-[lqA]$")
@@ -46,11 +46,12 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
         # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
         is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
         if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
-            what = f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives"
+            program = subject.scheduler.submit_program
+            what = f"{d.flag} {shown(d.value)}: {program} does not expand variables, ~ or $( )"
             may_be_accepted = d.flag == "-N" and not subject.uses_chunks  # by Torque
             severity: Severity | None = "warning" if may_be_accepted else None
             is_to_fill_in = is_form or is_named_twice(d.value)
-            yield Problem(d.line, what, _instead_of_variable(d), severity, is_to_fill_in)
+            yield Problem(d.line, what, _instead_of_variable(subject, d), severity, is_to_fill_in)
 
 
 def _unset(script: Script, value: str) -> set[str]:
@@ -67,7 +68,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
     reader = subject.scheduler.reader
     for d in subject.script.read():
         if d.flag == "--export" and (variable := re.search(r"\$\{?\w+\}?", d.value)):
-            what = f"Slurm does not replace {plain(variable[0])} in --export {shown(d.value)}"
+            what = f"Slurm does not expand {plain(variable[0])} in --export {shown(d.value)}"
             yield Problem(d.line, what, "write the value, or export the variable in the script")
         if _is_free_text(d) or not _is_name(subject, d):
             continue
@@ -88,7 +89,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         ):
             what = f"Slurm does not replace {pattern[0]} in {d.flag} {shown(d.value)}"
             is_example = re.search(r"@(?:domain|example)\.", d.value) is not None
-            remedy = "write the address" if d.flag == "--mail-user" else "leave such patterns out"
+            remedy = f"omit {pattern[0]}, which works only in --output, --error and --input"
+            remedy = "write the address" if d.flag == "--mail-user" else remedy
             yield Problem(d.line, what, remedy, is_to_fill_in=is_example)
         elif pair := _misspelled_variable(subject, d):
             yield Problem(d.line, f"PBS does not set {plain(pair[0])}", f"did you mean {pair[1]}?")
@@ -120,11 +122,11 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
     if may_expand and re.search(rf"\$\{{?(?:{of_pbs}(?:HOME|USER|LOGNAME)\b)|\^", d.value):
         return
     if may_expand and "$PBS_" in d.value.rpartition("/")[2].replace("{", ""):
-        what = f"OpenPBS does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
+        what = f"OpenPBS does not expand {plain(mark)} in {d.flag} {shown(d.value)}"
         remedy = _DEFAULT_LOG
     elif mark[0] in "$%":
-        what = f"the scheduler does not replace {plain(mark)} in {d.flag} {shown(d.value)}"
-        remedy = _instead_of_variable(d)
+        what = f"{subject.scheduler.title} does not expand {plain(mark)} in {d.flag} {shown(d.value)}"
+        remedy = _instead_of_variable(subject, d)
     else:
         what = f"{shown(mark)} in {d.flag}{'' if mark == d.value else f' {shown(d.value)}'} is a placeholder"
         remedy = "write your own value"
@@ -133,15 +135,20 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
     yield Problem(d.line, what, remedy, "note" if is_expanded else None, is_placeholder)
 
 
-def _instead_of_variable(d: Directive) -> str:
+def _instead_of_variable(subject: Subject, d: Directive) -> str:
     """Returns what to write instead of a variable of the shell in a directive."""
-    found = [to for name, to in _PATTERNS.items() if re.search(rf"\$\{{?\w*(?:{name})", d.value)]
-    if d.flag in ("--output", "--error") and found:
-        remedy = f"write {' and '.join(found)} instead of the variable{'s' * (len(found) > 1)}"
-        return remedy + ", and the value of the other" * (d.value.count("$") > len(found))
+    matches = ((re.search(rf"\$\{{?(\w*(?:{name}))", d.value), to) for name, to in _PATTERNS.items())
+    found = [f"{to} instead of ${match[1]}" for match, to in matches if match]
+    is_log = d.flag in ("--output", "--error")
+    if is_log and found:
+        rest = ", and the value of the other" * (d.value.count("$") > len(found))
+        return f"write {' and '.join(found)}{rest}"
     if re.search(r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?)?(?:ID|INDEX))\b", d.value):
         return "omit the variable, which is set only in the running job"
-    return "write the literal value, or pass the option to qsub or sbatch on the command line"
+    if is_log and re.match(r"\$\{?PWD\}?/[^$]+$", d.value) and subject.script.value("--chdir") is None:
+        return "omit $PWD/, as relative names begin in the directory of submission"
+    option = f"{d.flag}=VALUE" if d.flag.startswith("--") else f"{d.flag} VALUE"
+    return f"write the value itself, or submit with {subject.scheduler.submit_program} {option}"
 
 
 def _is_free_text(d: Directive) -> bool:
@@ -182,7 +189,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
         text = without_comment(first.text).rstrip()
         what = f"{shown(text)} {contain} a placeholder"
-        remedy = "replace it with a value" + ", without a blank after =" * bool(re.search(r"=\s+\S", text))
+        remedy = f"replace {'each placeholder' if others else 'it'} with a value"
+        remedy += ", without a blank after =" * bool(re.search(r"=\s+\S", text))
         yield Problem(first.line, what, remedy, is_to_fill_in=True)
 
 

@@ -34,6 +34,10 @@ _WRONG_ID = re.compile(
     r"--(?:node|machine)[-_]rank[= ]\$\{?SLURM_LOCALID"
 )
 _LAST_PORT = 65535
+_OWN_PORTS = {
+    "slurm": "$((20000 + SLURM_JOB_ID % 10000))",
+    "pbs": "$((20000 + ${PBS_JOBID%%[!0-9]*} % 10000))",
+}
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
 # As a value, not as a part of the name of a file, which may be the same for all tasks.
 _VALUE_OF_TASK = re.compile(rf"(?:^|[\s=,:\"'(]){_OF_A_TASK.pattern}\}}?(?=[\s,;\"')]|$)")
@@ -78,7 +82,8 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         return  # no other job runs on the nodes
     for value, line in {value: line for line, value in reversed(ports)}.items():
         what = f"port {value} is the same for every job, so a second job or step on the node cannot open it"
-        remedy = "derive the port from the job ID, or use torchrun --standalone on one node"
+        own = _OWN_PORTS.get(subject.scheduler.name, "a port that depends on the job ID")
+        remedy = f"use {own}, or torchrun --standalone on one node"
         yield Problem(line, what, remedy)
 
 

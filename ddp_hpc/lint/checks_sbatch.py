@@ -101,13 +101,14 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
         if re.match(r"\W{0,3}#![ \t]*/", line) and not script.is_quoted(n)
     ]
     late = [n for n in shebangs if n <= 5]
-    what = f"the shebang is in line {late[0]} instead of line 1" if late else "line 1 is no shebang"
-    remedy = f"move line {shebangs[0]} to line 1" if shebangs else "start it with #!/bin/bash"
+    what = f"the shebang is in line {late[0]} instead of line 1" if late else "line 1 is not a shebang"
+    remedy = f"move line {shebangs[0]} to line 1" if shebangs else "insert #!/bin/bash as line 1"
     before = [c for c in script.commands if shebangs and c.line < shebangs[0]]
     if before:
         remedy += ", and the commands before it below the directives"
     if script.lines[0].startswith("<<<<<<<"):
-        remedy = "resolve the conflict of git merge"
+        what = "line 1 is a conflict marker of git instead of the shebang"
+        remedy = "resolve the merge conflict"
     damaged = _DAMAGED.match(script.lines[0])
     if damaged and damaged[1]:
         what, remedy = "there are other characters before #!", "remove what comes before #!"
@@ -357,8 +358,8 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
         return f"write -{plain(before.written)}={plain(d.value)}"
     if before.value.endswith(","):
         return "remove the blanks from the value"
-    belongs = "remove the blank or quote the value if the word is a part of it"
-    return f"{belongs}, otherwise write #, its option or a line break before the word"
+    remedy = f"write # before {shown(d.value)} if it is a comment"
+    return f"{remedy}; otherwise quote or remove the blank before it, or add its option"
 
 
 @check("SLURM020", "warning", "a log directory that does not exist")

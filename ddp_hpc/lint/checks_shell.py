@@ -31,8 +31,10 @@ _ANY = r"(?!echo|printf)[^'\"#]*"
 # Rows: the beginning of a command, what is wrong with it, what to write instead, and the severity of those
 # that depend on who runs the job. Indented lines continue a row, and <NAME> stands for an expression below.
 _TEXT = r"""
-\$?(?:SBATCH|PBS)\s+- @ the # of this directive is missing
-    @ begin the line with #SBATCH or #PBS, above the first command
+\$?SBATCH\s+- @ # is missing, so bash runs this line as a command
+    @ write #SBATCH at the beginning of the line, above the first command
+\$?PBS\s+- @ # is missing, so bash runs this line as a command
+    @ write #PBS at the beginning of the line, above the first command
 setenv\s+\w+\s @ setenv is a command of csh, and bash has none @ write export NAME=VALUE
 set\s+(?P<read><NAME>)\s*= @ in bash, set does not assign a value to a variable @ write export NAME=VALUE
 (?:source|\.)\s+\S+[./]t?csh(?:\s|$) @ bash cannot source a csh script @ source its version for bash
@@ -74,12 +76,13 @@ rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ write {FIRST..LAST}
 (?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
-    @ the errors do not go to this file, as 2>&1 comes before it @ write 2>&1 after the file
+    @ standard error does not go to the file, as 2>&1 comes before its name
+    @ write 2>&1 after it, as in > FILE 2>&1
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
 (?!(?:ssh|pdsh|clush|parallel|xargs|echo|printf)\s)[^'"#]*\s\\&\\&\s
     @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?!.*\|\s*bc\b)(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
-    @ in [ ], > writes to a file, and compares nothing @ write -gt or -ge
+    @ in [ ], > redirects output to a file instead of comparing @ write -gt for >, or -ge for >=
 (?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
     @ PATH contains the directories of programs, and the former value is lost

@@ -93,19 +93,20 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             instead = _instead(name, d.flag.replace("_", "-")) or (near and f"--{near}")
             what = f"{name} has no option {shown(d.flag)}"
             if dashes or instead:
-                yield what, dashes or f"use {instead}, see {name} --help"
+                yield what, dashes or f"use {instead}; see {name} --help"
             else:
                 yield (
                     f"{what}, unless a plugin of the site adds it",
-                    f"use one that it has, see {name} --help",
+                    f"omit it, or use an option that {name} --help lists",
                     "note",
                 )
             return
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"
         elif d.fault in ("no value", "extra value"):
-            needs, remedy = ("takes no", "omit") if d.fault == "extra value" else ("needs a", "write")
-            yield f"{shown(d.written)}: this option of {name} {needs} value", f"{remedy} its value"
+            is_extra = d.fault == "extra value"
+            what = f"{shown(d.written)} of {name} {'takes' if is_extra else 'has'} no value"
+            yield what, "omit its value" if is_extra else "write a value after it"
         elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
             what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
             remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy

@@ -17,7 +17,7 @@ _PLACEHOLDER_IN_COMMAND = re.compile(
 _CLOSES = re.compile(r"token `(done|fi|esac|\})'")
 # The first statement of most programs in Python.
 _PYTHON = re.compile(r"import \w[\w.]*(?: as \w+|,.*)?$|from \w[\w.]* import \w")
-_CORRECT = "correct the syntax there, or in a line before, such as a quote or a block that is not closed"
+_CORRECT = "correct this line, or close a quote, parenthesis or block that begins above"
 
 
 @check("JOB003", "error", "bash syntax error")
@@ -40,7 +40,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             yield _not_closed(document)
             return
         if "".join(script.lines[line - 1 : line]).startswith(("<<<<<<<", "=======", ">>>>>>>")):
-            yield Problem(line, "this is a conflict marker of git merge", "resolve the conflict")
+            yield Problem(line, "this is a conflict marker of git", "resolve the merge conflict")
             return
         what = f"bash -n reports: {plain(message)}"
         # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.

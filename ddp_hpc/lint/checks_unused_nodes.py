@@ -43,6 +43,8 @@ _MAY_START_RANKS = re.compile(
 )
 _NUMBER_OF_RANKS = re.compile(r"--?n[-_]?(?:p|procs?|tasks|ranks)\b|\$\{?(?i:n_?(?:p|procs?|tasks|ranks))\b")
 _MAX_CHARS = 1_000  # of a path
+_DISTRIBUTES = "Slurm may distribute the tasks over several nodes"
+_ONE_TASK = "request --ntasks=1 and --cpus-per-task=NUMBER"
 _STARTS_RANKS = re.compile(
     r"\b(?:srun|mpi(?:run|exec)(?:_\w+)?|[acijop]\w{0,4}run|charmrun|parallel|ccc_mprun|gerun|poe)\b|(?i:launch|mpi_?cmd)"
     r"|^\$\{?\w*(?i:mpi|run|para|exec)\w*\}?\s+\S"
@@ -72,7 +74,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
             what = f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only"
             launcher = "mpiexec" if subject.scheduler.reader.requests_by_resources else "srun"
-            remedy = f"request one node, or start a program for several nodes with {launcher}"
+            remedy = f"request one node, or start it with {launcher} if it can use several nodes"
             with_ranks = any(map(_NUMBER_OF_RANKS.match, start.words)) or any(
                 map(_may_start_ranks, starts(subject))
             )
@@ -94,7 +96,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         own = others
     if own and not may_spread:
         what = f"the job has {nodes} nodes, but {plain(own[0].program)} runs on the first one only, unless it"
-        remedy = "request one node, or start a program with MPI with srun or mpiexec"
+        remedy = "request one node, or start it with srun or mpiexec if it uses MPI"
         yield Problem(own[0].command.line, f"{what} starts others itself", remedy, "note")
 
 
@@ -175,10 +177,8 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     severity: Severity | None = "note" if _may_have_one_node(subject) else None
     others = (start for start in starts(subject) if start.program != "python" and not has_one_node)
     if start := next((s for s in others if any(number > cpus for _, number in threads_of(s))), None):
-        what = (
-            f"Slurm may spread the tasks over several nodes, but {plain(start.program)} uses only the first"
-        )
-        remedy = "request one task with --cpus-per-task, or add --nodes=1"
+        what = f"{_DISTRIBUTES}, but {plain(start.program)} uses only the first"
+        remedy = f"{_ONE_TASK}, or add --nodes=1"
         yield Problem(start.command.line, what, remedy, severity)
     pythons = [start for start in starts(subject) if _is_python_program(start)]
     if not pythons or _run_together(subject, pythons):
@@ -191,8 +191,8 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
         what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"
         remedy = "request one task, or put srun in front of a program that uses MPI or torch.distributed"
     else:
-        what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
-        remedy = "request one task with --cpus-per-task; only a program that uses MPI needs tasks, and srun"
+        what = f"{_DISTRIBUTES}, but Python is started once, on the first"
+        remedy = f"{_ONE_TASK}, or start the program with srun if it uses MPI or torch.distributed"
     # What follows may start the ranks, and Python only prepare them.
     after = (c for c in subject.script.commands if c.line > pythons[-1].command.line)
     is_unsure = has_one_node or _prepares_ranks(subject) or any(map(_names_launcher, pythons))

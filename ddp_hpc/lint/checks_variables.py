@@ -17,6 +17,13 @@ _MOST_PAIRS = 250_000  # of names; to compare two of them takes 5 microseconds
 _OF_OTHERS = re.compile(
     r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
 )
+# Variables of several schedulers with the same value.
+_SAME = (
+    ("SLURM_JOB_ID", "PBS_JOBID"),
+    ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "SGE_TASK_ID"),
+    ("SLURM_JOB_NUM_NODES", "NHOSTS"),
+    ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR"),
+)
 # Variables of the shell, of the login and of sites that scripts also set in other letters.
 _OF_LOGIN = re.compile(
     "(?:PYTHON|LD_LIBRARY_)?PATH|HOME|USER(?:NAME)?|LOGNAME|HOST(?:NAME|S)?|PWD|TMPDIR|SHELL|LANG|RANDOM|SECONDS|"
@@ -129,10 +136,10 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             together = _NEXT_TO_EACH_OTHER.search(script.lines[line - 1])
             if together and not reader.variables.isdisjoint(expanded(together[0])):
                 continue  # one of them is empty
-            what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
+            what = f"{scheduler.title} does not set {plain(name)}, a variable of another scheduler"
             severity = "note" if _may_be_harmless(subject, name, line) else None
-            own = reader.submit_directory if name.endswith(("O_WORKDIR", "SUBMIT_DIR")) else ""
-            instead = own or f"a variable of {scheduler.title}, or write the value"
+            own = [one for same in _SAME if name in same for one in same if one in reader.variables]
+            instead = " or ".join(own) or f"a variable of {scheduler.title}, or write the value"
             yield Problem(line, what, f"use {instead}", severity)
             if not severity:
                 break

@@ -31,7 +31,7 @@ _FILE_NAME_PATTERN = re.compile(r"%\d*[AaJjNnstuxbc](?![A-Za-z][A-Za-z_]*%)|(?<!
 _COMMENT = re.compile(r"(?:^|\s)#(?!#?[A-Z]\w*#).*")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
 _MARKED = re.compile(
-    r"\$(?:\w+|\{[^{}]*\}|\([^()]*\))?|\{\{.*|\{%.*|<%.*|<[A-Za-z_](?![^<>]*@[^<>]*>)[^<>]*>?|\{[A-Za-z_]\w*\}|"
+    r"\$(?:\d|\w+|\{[^{}]*\}|\([^()]*\))?|\{\{.*|\{%.*|<%.*|<[A-Za-z_](?![^<>]*@[^<>]*>)[^<>]*>?|\{[A-Za-z_]\w*\}|"
     r"@[A-Z]\w*@|\byour[\w.-]*(?=@)|^__[A-Za-z]\w*__$"
 )
 # Letters such as MEMORY and 1-X as the value of an option of sbatch, or of a resource of PBS.

@@ -125,7 +125,8 @@ def _unknown_option(words: Sequence[str], options: dict[str, argparse.Action]) -
 def _no_option(name: str, options: dict[str, argparse.Action]) -> Complaint:
     near = get_close_matches(name, options, n=1, cutoff=0.75)
     return Complaint(
-        f"has no option {name}", f"did you mean {near[0]}?" if near else "use one that it has: see its --help"
+        f"has no option {name}",
+        f"did you mean {near[0]}?" if near else "omit it, or use an option that its --help lists",
     )
 
 

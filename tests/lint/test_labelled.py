@@ -90,12 +90,12 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("JOB003", "conda activate <environment>", "replace it with a value"),
         ("RANK018", "#SBATCH -N 2\nmpirun -H $SLURM_NODELIST ./a", "use the names that scontrol"),
         ("RANK018", "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames)", "use $(scontrol show hostnames"),
-        ("JOB003", "echo (", "correct the syntax"),
+        ("JOB003", "echo (", "correct this line"),
         ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
         ("JOB003", "if x; then\n  for i in 1 2; do\n    ./a\n  done", "close the if of line 3 with fi"),
         ("JOB003", "if x;\n  ./a\nelse\n  ./b\nfi", "write then after the condition of line 3"),
         ("JOB003", "for i in 1 2; do\n  if x; then\n    ./a\ndone", "close the if of line 4 with fi"),
-        ("JOB028", "docker run -it image", "omit the option"),
+        ("JOB028", "docker run -it image", "omit -t (--tty)"),
         ("JOB028", "salloc --nodes=2", "remove salloc and its options"),
         ("JOB003", "if true; then\n  srun ./a && \\\n\nfi", "remove && and the backslash at the end of"),
         ("JOB024", "srun ./a --in #.txt \\\n --all", "remove or quote the # in line 3"),
@@ -117,13 +117,13 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
     [
         ("--exclude=n1", "--exclude=n2", "write one option with all of them, as in --exclude=n1,n2"),
         ("--gres=gpu:1", "--gres=nvme:100", "write one option with all of them, as in --gres=gpu:1,nvme:100"),
-        ("--gres=gpu:1", "--gres=gpu:2", "write it only once, with all that the job needs"),
+        ("--gres=gpu:1", "--gres=gpu:2", "write one --gres with all that the job needs"),
         (
             "-d afterok:1",
             "-d afterok:2",
             "write one option with all of them, as in --dependency=afterok:1,afterok:2",
         ),
-        ("-N 1", "-N 2", "write it only once, with all that the job needs"),
+        ("-N 1", "-N 2", "keep only one --nodes"),
         ("--ntasks-per-node=2", "--tasks=4", "write --ntasks, as sbatch takes --tasks for --ntasks-per-node"),
     ],
 )
@@ -145,10 +145,10 @@ def test_a_placeholder_of_several_words_in_brackets_has_one_finding(option: str)
     [
         ("\n" + S, "the shebang is in line 2 instead of line 1"),
         ("\u2248" + S, "there are other characters before #!"),
-        ("#SBATCH --time=01:00:00\n./x\n", "line 1 is no shebang"),
+        ("#SBATCH --time=01:00:00\n./x\n", "line 1 is not a shebang"),
         (S + "#SBATCH --gpus-per-node=1 --gres=gpu:a:1\n", "--gres has a type of GPU and --gpus-per-node"),
         (S + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n', "so BASH_SOURCE does not point to your files"),
-        (S + "#SBATCH -e $1.%J.err\n", "does not replace $1 in --error"),
+        (S + "#SBATCH -e $1.%J.err\n", "does not expand $1 in --error"),
         (S + "#SBATCH -J a<name>\n", "'<name>' in --job-name"),
         (S + "sudo ./x\n", "sudo asks for a password, unless it is configured without one,"),
     ],
@@ -174,8 +174,8 @@ def test_characters_after_the_end_do_not_matter_to_pbs() -> None:
         ("--time=1:00:00 : one hour", "remove it"),
         (
             "-N 1 node",
-            "remove the blank or quote the value if the word is a part of it, "
-            "otherwise write #, its option or a line break before the word",
+            "write # before 'node' if it is a comment; otherwise quote or remove the blank before it, "
+            "or add its option",
         ),
         ("--partition=short, long", "remove the blanks from the value"),
         ("--job-name= my job", "write --job-name=my, and quote a value with blanks"),
@@ -193,7 +193,10 @@ def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> 
         ("--gres:gpu=1", "write --gres=gpu:1"),
         ("-n=32", "write --ntasks=32"),
         ("-t=10:00:00", "remove the = before it"),
-        ("-o $SLURM_JOB_NAME.$SLURM_JOB_ID", "write %j and %x instead of the variables"),
+        (
+            "-o $SLURM_JOB_NAME.$SLURM_JOB_ID",
+            "write %j instead of $SLURM_JOB_ID and %x instead of $SLURM_JOB_NAME",
+        ),
         ("--chdir=/scratch/$SLURM_JOB_ID", "omit the variable, which is set only in the running job"),
     ],
 )
@@ -205,7 +208,7 @@ def test_the_remedy_says_what_to_write_in_a_directive(directive: str, remedy: st
 def test_values_of_one_line_are_named_in_their_order() -> None:
     found = lint_script(f"{TORQUE}#PBS -kod -ked\n")
     assert [one.what for one in found if one.check == "JOB007"] == [
-        "-k is 'od' before and 'ed' here, and the last value is used"
+        "-k is 'od' in line 4 and 'ed' here, and the last value is used"
     ]
 
 
@@ -274,7 +277,7 @@ def test_the_job_can_create_the_directory_of_a_log_that_pbs_copies_at_its_end(
         (
             "RANK017",
             "#SBATCH --nodes=1 --gpus-per-node=2\nCUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus=2 a.py",
-            "remove it, as the scheduler assigns the GPUs, and request as many as the program needs",
+            "remove the assignment, as the scheduler assigns the GPUs, and request as many as needed",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_arguments_are_rejected_if_the_program_rejects_them(tmp_path: Path, argu
             "train.py has no option --batch_size",
             "did you mean --batch-size?",
         ),
-        ("--out a --queue gpu", "train.py has no option --queue", "use one that it has"),
+        ("--out a --queue gpu", "train.py has no option --queue", "omit it, or use an option"),
         (
             "--out a --debug True",
             "train.py takes no value after --debug, such as True",

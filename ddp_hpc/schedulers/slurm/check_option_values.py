@@ -148,11 +148,12 @@ _COUNTS = (
 )
 _MEMORIES = ("mem", "mem-per-cpu", "mem-per-gpu", "tmp")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-_SIZE = "a whole number with K, M, G or T, such as 16G, or 0 for all"
+_SIZE = "a whole number with K, M, G or T, such as 16G"
 # Whether sbatch accepts a value, and what to write instead.
 _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(_COUNTS, (_matches(_POSITIVE), "a positive number")),
     **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), _SIZE)),
+    "mem": (_matches(_MEMORY), f"{_SIZE}, or 0 for all memory of each node"),
     **dict.fromkeys(
         ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
     ),
