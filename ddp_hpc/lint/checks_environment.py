@@ -105,7 +105,12 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
                 remedy = f"remove it, as a job that requests GPUs has its own {near}"
             # Another script may read several sizes, or a second port.
             is_further = re.fullmatch(near + r"(?:\d|(?<!S)S)", name)
-            is_note = is_of_other or has_threads or is_further or f"{near}=" in script.text
+            is_note = (
+                is_of_other
+                or has_threads
+                or is_further
+                or near in {other for _, other, _ in script.assignments}
+            )
             yield Problem(line, what, remedy, "note" if is_note else None)
         for names, values, what, remedy, *severity in _VALUES:
             if (

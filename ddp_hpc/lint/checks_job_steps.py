@@ -52,7 +52,8 @@ _READ_LOOP = re.compile(
 )
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _HAS_OTHER_INPUT = re.compile(
-    r"/dev/null|--input|-i none|ssh\s+(?:-(?:[oplie]\s+)?\S+\s+)*-[A-Za-z]*[nf][A-Za-z]*\s|<|&\s*$"
+    r"/dev/null|--input|-i none|<|&\s*$"
+    r"|ssh\s+(?:-(?:[oplie]\s+[^-\s]|[^\s-])\S*\s+){,20}?-[A-Za-z]*[nf][A-Za-z]*\s"
 )
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 _READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
@@ -247,9 +248,7 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
             is_redirected = any(
-                re.search(own_output, c.text) or " ".join(c.argv[:3]) == "R CMD BATCH"
-                for c in script.commands
-                if c.name not in _WRITE_SETTINGS
+                re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
             )
             tasks = "all tasks of the array" if array else "submitted with --array, all tasks"
             what = f"{tasks} write to {shown(d.value)}"

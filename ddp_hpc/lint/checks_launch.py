@@ -263,17 +263,17 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if total and per_node and total < nodes * per_node:
             is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
-        mpi, has_cpus = mpi_of(subject), total is not None and 1 < total <= (cpus or 1)
+        slots = nodes or 1  # without --ntasks, each node has a task
+        mpi, has_cpus = mpi_of(subject), total is not None and slots < total <= slots * (cpus or 1)
         # Hydra starts a rank for each CPU of a task, too.
         is_part = is_part or (mpi not in ("Open MPI", "") and total == nodes * (per_node or 0) * (cpus or 0))
-        # Without --ntasks, each node has a task.
-        is_one_slot = has_cpus and nodes < 2 and not (per_node or may_oversubscribe)
-        is_one_slot = is_one_slot and _has_one_slot(subject, command)
-        if is_one_slot and mpi not in ("Open MPI", ""):
+        has_few_slots = has_cpus and not (per_node or may_oversubscribe)
+        has_few_slots = has_few_slots and _has_one_task_per_node(subject, command)
+        if has_few_slots and mpi not in ("Open MPI", ""):
             continue  # other MPIs start as many ranks as they are told
-        if is_one_slot:
-            what = f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI"
-            remedy = f"request --ntasks={total} and --cpus-per-task={(cpus or 1) // (total or 1)}"
+        if has_few_slots:
+            what = f"{total} ranks are started, but Open MPI has {counted(slots, 'slot')}: one for each task"
+            remedy = f"request --ntasks={total} and --cpus-per-task={slots * (cpus or 1) // (total or 1)}"
             yield Problem(command.line, what, remedy, None if mpi == "Open MPI" else "note")
         elif total and tasks and total > tasks and not (own or is_part):
             what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"
@@ -292,7 +292,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, remedy, "note" if is_unsure else None)
 
 
-def _has_one_slot(subject: Subject, command: Command) -> bool:
+def _has_one_task_per_node(subject: Subject, command: Command) -> bool:
     if re.search(r"oversubscribe|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
         return False
     return subject.script.scheduler != "" and subject.script.value("--ntasks") in (None, "1")

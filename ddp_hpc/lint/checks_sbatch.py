@@ -122,7 +122,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
     # A header, before which another program writes the shebang.
-    are_notes |= all(c.name in ("", "cd", "module") for c in script.commands)
+    are_notes |= all(c.name in ("", "cd", "module") and "$(" not in c.text for c in script.commands)
     severity: Severity | None = "note" if are_notes or is_part_of_others(subject.path) else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
@@ -171,9 +171,9 @@ def _takes_next(d: Directive) -> bool:
 @check("SLURM003", "error", "an option without its value, or an ambiguous one")
 def _incomplete_option(subject: Subject) -> Iterator[Problem]:
     options = list(_options(subject))
-    num_empty = sum(
-        d.written.endswith("=") or d.fault == "no value" or _takes_next(d) for d in subject.script.read()
-    )
+    read = subject.script.read()
+    num_empty = sum(d.fault == "no value" or _takes_next(d) for d in read)
+    num_empty += sum(not (d.value or d.fault) and bool(_TAKES_NUMBER.match(d.flag)) for d in read)
     for d in options:
         written = shown(d.written)
         if d.fault == "ambiguous":
@@ -244,12 +244,12 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = f"write -J {plain(d.value)} if it is the name of the job, otherwise {expected}"
             elif d.value[:1] == "=":
                 remedy = f"write {d.flag}{plain(d.value)}"
-            may_be_number = d.value.isupper() or re.search("node|num", d.value)
+            may_be_number = re.search("^[A-Z]{2,}$|(?:^|_)(?:nodes?|num)(?:_|$)", d.value)
             is_name = d.flag == "--nodes" and not may_be_number
             is_to_fill_in = not d.value or (
                 d.flag == "--gres" and d.value.endswith((":", ":x", ":n", ":N", "X"))
             )
-            if _TAKES_NUMBER.match(d.flag) and not is_name:
+            if _TAKES_NUMBER.match(d.flag) and not (is_name or long):
                 is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
             # sbatch reads the indices of an array only from the command line, if they are there, too.

@@ -111,7 +111,9 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
             what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
             remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy
             # A program may replace such a name.
-            is_replaced = _NUMBER_OF.fullmatch(d.value) or (d.flag != "--time" and stands_for_value(d.value))
+            is_replaced = _NUMBER_OF.fullmatch(d.value) or (
+                not dashes and d.flag != "--time" and stands_for_value(d.value)
+            )
             yield (what, remedy, "note") if is_replaced else (what, remedy)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:

@@ -12,7 +12,7 @@ from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import is_template
 
 _PLACEHOLDER_IN_COMMAND = re.compile(
-    r"<<[\w-]+>>|<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\("
+    r"<<(?!-|\w*(?:EO|END))[\w-]+>>|<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\("
 )
 _CLOSES = re.compile(r"token `(done|fi|esac|\})'")
 # The first statement of most programs in Python.
@@ -31,8 +31,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             return
         for number, text in enumerate(script.lines, start=1):
             match = _PLACEHOLDER_IN_COMMAND.search(text)
-            is_cause = "'" in match[0] if match and "EOF" in message else number == line
-            if match and (is_cause or match[0][:2] == "<<"):
+            if match and _is_cause(match[0], text, script, number, complaint):
                 what = f"{shown(match[0])} is a placeholder"
                 yield Problem(number, what, "replace it with a value", is_to_fill_in=True)
                 return
@@ -57,10 +56,10 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         if closes and not block and is_balanced:
             begins = {end: word for word, end in END_OF.items()}.get(closes[1], "for, while or until")
             remedy = f"remove {closes[1]}, or add the {begins} that it closes"
-        if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
-            remedy = f"write then after the condition of line {without}"
         if closes and (continued := _continued_before(script, line)):
             remedy = f"remove {continued[1]} at the end of line {continued[0]}"
+        if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
+            remedy = f"write then after the condition of line {without}"
         first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
         if closes and _is_empty(script, line):
             remedy = f"write a command before {closes[1]}, such as : , as there are only comments"
@@ -78,9 +77,18 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         yield Problem(line, what, remedy, severity)
 
 
+def _is_cause(placeholder: str, text: str, script: Script, number: int, complaint: tuple[int, str]) -> bool:
+    """Returns whether a placeholder in a line is the cause of what bash reports."""
+    if placeholder.startswith("<<"):  # bash reads `<<user>>` as a here-document
+        is_closed = placeholder.strip("<>") in script.lines
+        return not (is_closed or text.lstrip().startswith("#") or script.is_quoted(number))
+    line, message = complaint
+    return "'" in placeholder if "EOF" in message else number == line
+
+
 def _continued_before(script: Script, line: int) -> tuple[int, str] | None:
     """Returns the last line with text before `line`, and the operator with which it continues."""
-    last = next((n for n in range(line - 1, 0, -1) if script.lines[n - 1].strip()), 0)
+    last = next((n for n in range(line - 1, 0, -1) if re.match(r"\s*[^#\s]", script.lines[n - 1])), 0)
     match = re.search(r"(&&|\|\|?)\s*(\\?)$", script.lines[last - 1]) if last else None
     return (last, match[1] + " and the backslash" * bool(match[2])) if match else None
 

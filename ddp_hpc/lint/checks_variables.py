@@ -164,7 +164,8 @@ def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
     # A script that submits this one may set the name of the job. Another branch may be for this scheduler.
     may_be_set = name == "JOB_NAME" or line in script.conditions
     # A shell of login reads the profile of the site, which may set it (Michigan State University).
-    may_be_set |= re.search(r"\s-(?:-login|\w*l)\b", script.lines[0]) is not None
+    is_login = re.search(r"\s-(?:-login|\w*l)\b", script.lines[0]) is not None
+    may_be_set |= is_login and name.endswith("O_WORKDIR")
     may_be_set |= bool(re.search(r"(?m)^#\$ +-[a-z]", script.text))
     may_be_set |= bool(_OF_OTHERS.fullmatch(name) and _READS_VARIABLES.search(script.text))
     # cd "" stays in the first directory of a job of Slurm. Libraries ignore an empty number of threads.

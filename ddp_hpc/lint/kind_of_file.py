@@ -26,11 +26,10 @@ _PATH_TO = re.compile(r"(?!\s*(?:echo|printf)\b|.*\$\{\w+:?\?)(?:[^#]|\$#)*(?<![
 _FIXME = re.compile(r"\b(?:FIX|FILL|CHANGE)_?ME\b")
 # The suffixes of texts and programs, unless they begin with a shebang.
 _OF_TEXTS = frozenset((".txt", ".md", ".Rmd", ".qmd", ".rst", ".org", ".tex", ".py", ".ipynb"))
-_OF_BACKUPS = re.compile(
-    r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*|.* copy(?: \d+)?(?:\.\w+)?"
-)
+_OF_BACKUPS = re.compile(r".*(?:~|\.(?:bak|orig|old|save|swp|retired))|\.?#.*#|\.#.*")
 # What the tests of a program compare with the scripts that it writes.
 _OF_TESTS = re.compile(r"/tests?/(?:test_?files|test_?data|fixtures|files|data)/")
+_OF_PROJECTS = (".git", "pyproject.toml", "setup.py")
 # Directories in which editors keep earlier versions of files.
 _OF_EDITORS = re.compile(r"\.(?:vscode(?:-server)?|history|ipynb_checkpoints|idea)")
 
@@ -83,7 +82,11 @@ def _is_run_by_bash(script: Script, name: str) -> bool:
 def _has_name_of_other(path: Path) -> bool:
     """Returns whether the path is that of a backup copy, of a template, or of a file for tests."""
     is_copy = _OF_BACKUPS.fullmatch(path.name) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
-    is_for_tests = _OF_TESTS.search(path.absolute().as_posix()) is not None
+    of_tests = _OF_TESTS.search(path.absolute().as_posix())
+    above = Path(of_tests.string[: of_tests.start()]) if of_tests else None
+    is_for_tests = above is not None and any(
+        (directory / name).exists() for directory in (above, *above.parents) for name in _OF_PROJECTS
+    )
     return bool(is_copy) or is_for_tests or has_name_of_template(path)
 
 

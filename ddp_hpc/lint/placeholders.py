@@ -41,15 +41,15 @@ _FOR_NUMBER = re.compile(
     r"(?!UNLIMITED|INFINITE|[KMGT]B)(?:\d+-)?(?:[A-Z][A-Z_]*|x{1,3})(?=$|[\s:,])"
 )
 # What a program replaces where a number, a size or a time belongs: num_cores, 1-n_jobs%4, self.cores,
-# 1-==jobs==, XXXtime, xTime:00:00, CORES, HH:MM:SS, processes and 0-x.
+# 1-==jobs==, XXXtime, xTime:00:00, CORES, HH:MM:SS, processes and totalnodes.
 _NAME_FOR_VALUE = re.compile(
     r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}"
     r"|\w*_(?:[Oo]f|[Tt]he|[Tt]o|[Yy]our?)_[\w.-]+"
-    r"|(?!auto|all|max|min|none|unlimited|infinite)[a-z]+"
+    r"|(?:n|num|number|total)?(?:nodes?|cores?|cpus?|tasks?|process(?:es|ors?)?|procs?|ranks?|threads|jobs|memory)"
     r"|(?!NONE|NULL|NAN|INF|[KMGT]B)[A-Z]{2,}(?::[A-Z]{2,}){0,2})(?:%\w+)?"
 )
 # A script for a template engine: bash could not run these lines.
-_TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{|@\()|.*\{\{[^{}]+\}\}", re.DOTALL)
+_TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{|@\(.*\)@)|.*\{\{[^{}]+\}\}", re.DOTALL)
 _MAX_CHARS = 500
 
 

@@ -26,7 +26,6 @@ def severities(path: Path, text: str) -> dict[str, str]:
         ("job.sh.bak", "note"),
         ("#job.sh#", "note"),
         ("job.old", "note"),
-        ("job copy.sh", "note"),
         ("job.template", "note"),
         ("job_template.sh", "note"),
         ("jobTemplate20.sh", "note"),
@@ -63,6 +62,8 @@ def test_a_finding_in_an_example_is_a_note(tmp_path: Path, text: str, expected: 
 
 def test_what_a_test_compares_with_the_scripts_of_a_program_is_not_submitted(tmp_path: Path) -> None:
     (tmp_path / "tests" / "data").mkdir(parents=True)
+    assert severities(tmp_path / "tests" / "data" / "job.sh", JOB)["SLURM015"] == "error"
+    (tmp_path / "pyproject.toml").touch()
     assert severities(tmp_path / "tests" / "data" / "job.sh", JOB)["SLURM015"] == "note"
 
 
