@@ -120,7 +120,7 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             elif script.lines[last - 1].lstrip().startswith("#"):
                 remedy = f"move the comment in line {last}, and any below it, above the command"
             elif re.search(r"\s#.*\\$", script.lines[last - 1]):
-                remedy = f"remove or quote the # in line {last}, which begins a comment"
+                remedy = f"move the comment of line {last} out of the command, or quote its # if it is none"
             elif command.words[-1] == "wait" and len(command.words) > 1:
                 remedy += ", and write wait in a line of its own"
             yield Problem(command.line, what, remedy)
@@ -359,7 +359,7 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
                 f"{command.name} runs on the first of {subject.num_nodes} nodes, and each node has its own "
                 f"{plain(name)}; line {users[0].line} uses it on all",
                 f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it"
-                if subject.scheduler.name == "slurm"
+                if "srun" in subject.scheduler.reader.own_commands
                 else "start it on each node, with mpirun and one rank per node",
             )
             return

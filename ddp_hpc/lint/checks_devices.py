@@ -79,7 +79,7 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
             what = f"deepspeed uses GPUs {given}, but {has}"
-            yield Problem(line, what, f"use numbers up to {gpus - 1}, or request more GPUs")
+            yield Problem(line, what, _smaller_numbers(gpus))
     is_shared = gpus and subject.script.value("--exclusive") != ""
     for start in starts(subject) if is_shared else ():
         # Other programs may have other numbers, such as 0 for the CPU.
@@ -91,9 +91,11 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
             if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
                 has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
                 what = f"{option} selects GPU {value}, but {has}"
-                yield Problem(
-                    start.command.line, what, f"use numbers up to {(gpus or 1) - 1}, or request more GPUs"
-                )
+                yield Problem(start.command.line, what, _smaller_numbers(gpus or 1))
+
+
+def _smaller_numbers(gpus: int) -> str:
+    return f"use {'0' if gpus == 1 else f'numbers up to {gpus - 1}'}, or request more GPUs"
 
 
 def _may_be_undone(subject: Subject, line: int, first: int) -> bool:

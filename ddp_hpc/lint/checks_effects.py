@@ -42,7 +42,7 @@ BEGIN(\w+)=["']?\$\(\s*(?:printf\s+["']?%0\d|seq\s+-w)[^\n]*\n
       (?:(?!\bfor\s+\1\b|^[ \t]*\1=)[\s\S]){,3000}?\$\(\([^()\n#]*\b\1\b
     @ this number begins with 0, which makes it octal, and 08 and 09 none @ write 10#$NAME
 ^(?:export\s+)?(?:SLURM_(?:ARRAY_TASK_|PROC|LOCAL|NODE|JOB_?)ID|PBS_(?:ARRAY_INDEX|JOBID))=["']?[\w./-]+["']?$
-    @ the variable no longer has the value of the scheduler @ remove the line where the scheduler sets it
+    @ the variable no longer has the value of the scheduler @ remove this line if the scheduler sets it
 LINECUDA_VISIBLE_DEVICES=["']?\$\{?(?:SLURM|PBS)_ARRAY_
     @ the GPUs of each task begin with 0 @ remove it, and request a GPU for each task
 BEGINsrun\s[^&]{,400}?_rank[= ]0\b[^&]{,99}?\n\s*srun\s[^&]{,99}?_rank[= ]1\b
@@ -144,7 +144,8 @@ def _together(subject: Subject) -> Iterator[Problem]:
         reads = re.compile(rb"ARRAY|(?:TASK|JOB)_?ID|RANDOM|\$\{?[1-9@*]|sweep|agent|worker")
         if not any(map(reads.search, texts)):
             what = "all tasks of the array do the same, unless a program reads the index of its task"
-            index = "SLURM_ARRAY_TASK_ID" if script.scheduler == "slurm" else "PBS_ARRAY_INDEX"
+            indices = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
+            index = next((one for one in indices if one in subject.scheduler.reader.variables), indices[0])
             yield Problem(subject.line_of("--array", "-J"), what, f"pass ${index} to the program")
 
 

@@ -105,12 +105,7 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
                 remedy = f"remove it, as a job that requests GPUs has its own {near}"
             # Another script may read several sizes, or a second port.
             is_further = re.fullmatch(near + r"(?:\d|(?<!S)S)", name)
-            is_note = (
-                is_of_other
-                or has_threads
-                or is_further
-                or near in {other for _, other, _ in script.assignments}
-            )
+            is_note = is_of_other or has_threads or is_further or _is_set(script, near)
             yield Problem(line, what, remedy, "note" if is_note else None)
         for names, values, what, remedy, *severity in _VALUES:
             if (
@@ -123,6 +118,11 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(value)} has the numbers of the node, but most jobs see their GPUs from 0"
             yield Problem(line, what, "remove the assignment, as Slurm sets the variable", "note")
     yield from _twice_restricted(script)
+
+
+def _is_set(script: Script, name: str) -> bool:
+    """Returns whether the script, or another one that it writes, sets a variable."""
+    return re.search(rf"(?m)^[^#\n]*\b{name}=", script.text) is not None
 
 
 def _is_used_otherwise(subject: Subject, name: str, value: str) -> bool:

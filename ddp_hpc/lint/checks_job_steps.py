@@ -172,7 +172,7 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         yield from _in_order(subject, command)
         if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
             what = f"{name[1]} is a list such as 4(x2), and not a number"
-            yield Problem(command.line, what, "use SLURM_NTASKS, SLURM_GPUS_ON_NODE or SLURM_CPUS_PER_TASK")
+            yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE, SLURM_NTASKS or SLURM_GPUS_ON_NODE")
 
 
 def _of_array(script: Script) -> set[str]:

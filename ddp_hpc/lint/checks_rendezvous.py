@@ -34,10 +34,6 @@ _WRONG_ID = re.compile(
     r"--(?:node|machine)[-_]rank[= ]\$\{?SLURM_LOCALID"
 )
 _LAST_PORT = 65535
-_OWN_PORTS = {
-    "slurm": "$((20000 + SLURM_JOB_ID % 10000))",
-    "pbs": "$((20000 + ${PBS_JOBID%%[!0-9]*} % 10000))",
-}
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
 # As a value, not as a part of the name of a file, which may be the same for all tasks.
 _VALUE_OF_TASK = re.compile(rf"(?:^|[\s=,:\"'(]){_OF_A_TASK.pattern}\}}?(?=[\s,;\"')]|$)")
@@ -82,7 +78,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         return  # no other job runs on the nodes
     for value, line in {value: line for line, value in reversed(ports)}.items():
         what = f"port {value} is the same for every job, so a second job or step on the node cannot open it"
-        own = _OWN_PORTS.get(subject.scheduler.name, "a port that depends on the job ID")
+        own = subject.scheduler.reader.port_of_job
         remedy = f"use {own}, or torchrun --standalone on one node"
         yield Problem(line, what, remedy)
 
@@ -218,7 +214,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         is_static = options.get("--rdzv-backend", "static") == "static" and options.get("--nnodes") != "1"
         if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
             what = f"all {start.num_nodes} nodes get the node rank {given}"
-            remedy = "let each node expand its own: srun bash -c '... $SLURM_NODEID ...', with single quotes"
+            remedy = "use --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT, or give each node its number"
             yield Problem(start.command.line, what, remedy)
     launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
     if not launched:

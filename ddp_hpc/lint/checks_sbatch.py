@@ -149,8 +149,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
                 near = "mem-per-cpu"
             remedy = f"did you mean --{near}?" if is_near else _OTHER
             if name in _LETTERS:
-                remedy = f"write -{name}, with one dash"
-            elif is_near and ":" in d.flag:  # such as --gres:gpu=1
+                remedy = f"write -{name} VALUE, with one dash and without ="
+            elif near == "gres" and ":" in d.flag:  # such as --gres:gpu=1
                 remedy = f"write --{near}={plain(d.written.partition(':')[2].replace('=', ':'))}"
             yield Problem(d.line, what, remedy, "note" if is_of_few_sites else None)
 
@@ -180,7 +180,9 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             remedy = (
-                f"write {d.flag[1:]}, with one dash" if d.flag[2:] in _LETTERS else "write the whole name"
+                f"write {d.flag[1:]} VALUE, with one dash"
+                if d.flag[2:] in _LETTERS
+                else "write the whole name"
             )
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", remedy)
         elif _takes_next(d):
@@ -242,8 +244,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             remedy = long or f"write {expected}; see sbatch(1)"
             if is_of_job:
                 remedy = f"write -J {plain(d.value)} if it is the name of the job, otherwise {expected}"
-            elif d.value[:1] == "=":
-                remedy = f"write {d.flag}{plain(d.value)}"
+            elif (value := d.value.lstrip("=")) != d.value and not expected_value(d.flag, value, version):
+                remedy = f"write {d.flag}={plain(value)}"
             may_be_number = re.search("^[A-Z]{2,}$|(?:^|_)(?:nodes?|num)(?:_|$)", d.value)
             is_name = d.flag == "--nodes" and not may_be_number
             is_to_fill_in = not d.value or (

@@ -12,6 +12,7 @@ from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.long_options import with_two_dashes
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import stands_for_value
+from ddp_hpc.schedulers.script_options import ReadOption
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value
 from ddp_hpc.schedulers.slurm.parse_directives import read_command
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS
@@ -74,6 +75,20 @@ def _instead(name: str, flag: str) -> str:
     return "" if instead == "--bind-to" else instead  # PALS has --cpu-bind
 
 
+def _rejected_value(
+    name: str, d: ReadOption, dashes: str, version: str
+) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
+    """Yields the value of an option that srun or sbatch rejects."""
+    if expected := expected_value(d.flag, d.value, version):
+        what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
+        remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy
+        # A program may replace such a name.
+        is_replaced = _NUMBER_OF.fullmatch(d.value) or (
+            not dashes and d.flag != "--time" and stands_for_value(d.value)
+        )
+        yield (what, remedy, "note") if is_replaced else (what, remedy)
+
+
 def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
     """Yields what srun or sbatch rejects, and what sbatch passes on to the script."""
     if command.name not in ("srun", "sbatch"):
@@ -104,17 +119,12 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"
         elif d.fault in ("no value", "extra value"):
-            is_extra = d.fault == "extra value"
-            what = f"{shown(d.written)} of {name} {'takes' if is_extra else 'has'} no value"
-            yield what, "omit its value" if is_extra else "write a value after it"
-        elif not _HIDDEN.search(d.value) and (expected := expected_value(d.flag, d.value, version)):
-            what, remedy = f"{name} rejects {d.flag} {shown(d.value)}", dashes or f"write {expected}"
-            remedy = "write -n instead of -np" if (d.flag, d.value) == ("--ntasks", "p") else remedy
-            # A program may replace such a name.
-            is_replaced = _NUMBER_OF.fullmatch(d.value) or (
-                not dashes and d.flag != "--time" and stands_for_value(d.value)
+            has, remedy = (
+                ("takes", "omit its value") if d.fault[0] == "e" else ("has", "write a value after it")
             )
-            yield (what, remedy, "note") if is_replaced else (what, remedy)
+            yield f"{shown(d.written)} of {name} {has} no value", remedy
+        elif not _HIDDEN.search(d.value):
+            yield from _rejected_value(name, d, dashes, version)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:
         yield "sbatch -V only prints its version", "remove it, or use --export=ALL"

@@ -87,7 +87,7 @@ _NODE_LIST = re.compile(
 )
 _LOGIN_NODE = re.compile(r"\"?\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|SLURM_LAUNCH_NODE_IPADDR)\}?\"?")
 _LIST_AS_HOST = re.compile(
-    r"(?:\s(?:-H|--?hosts?|--?(?:host|machine)file)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))"
+    r"(\s(?:-H|--?hosts?|--?(?:host|machine)file)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))"
     r"[ =]+\"?(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
 )
 # A whole list in quotes as the only element of an array.
@@ -122,7 +122,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         if OF_RANKS.fullmatch(name) and not _MAY_SET_RANKS.search(script.text):
             what = f"nothing sets {name} before this command"
             remedy = "let each task read SLURM_PROCID, SLURM_NODEID or SLURM_NTASKS: srun bash -c '...'"
-            if scheduler.name != "slurm":
+            if "srun" not in reader.own_commands:
                 remedy = "let each task read what its MPI sets, such as PMI_RANK: mpiexec bash -c '...'"
             # For one process, it may be a parameter that another script passes on with --export.
             yield Problem(line, what, remedy, None if _STARTS_RANKS.search(script.text) else "note")
@@ -249,8 +249,8 @@ def _unset_numbers_of_ranks(subject: Subject, read: Mapping[str, int]) -> Iterat
             is_known = is_argument or name in reader.variables or name in _OF_BASH
             if is_unset and not (is_known or OF_RANKS.fullmatch(name)):
                 what = f"neither {subject.scheduler.title} nor the script sets {plain(name)}"
-                submit = "sbatch --export=ALL," if subject.scheduler.name == "slurm" else "qsub -v "
-                remedy = f"set it before it is used, or submit with {submit}{plain(name)}=VALUE"
+                submit = reader.submit_with_variable.replace("NAME", plain(name))
+                remedy = f"set it before it is used, or submit with {submit}"
                 yield Problem(start.command.line, what, remedy, "note")
 
 
@@ -338,12 +338,16 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) < 2:
         return
     found = [
-        (line, value, True)
+        (line, value, "head -n 1")
         for line, name, value in subject.script.assignments
         if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
     ]
     found += [
-        (c.line, match[1], "host" not in match[0] and "-H" not in match[0])
+        (
+            c.line,
+            match[2],
+            "" if "file" in match[1] else "paste -sd," if "h" in match[1].lower() else "head -n 1",
+        )
         for c in subject.script.commands
         if (match := _LIST_AS_HOST.search(c.text))
     ]
@@ -352,13 +356,13 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         name == "MASTER_ADDR" and name in expanded(value) and value.strip('"{}$') != name
         for _, name, value in subject.script.assignments
     )
-    for line, value, is_address in found if not is_cut else ():
+    for line, value, as_names in found if not is_cut else ():
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
         what = "empty in a batch script" if "IPADDR" in value else what
         what = f"{plain(value)} is {what}, not a file or the name of a node of the job"
         is_of_pbs = re.search("PBS|NODEFILE", value)
         names = "cat $PBS_NODEFILE" if is_of_pbs else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
-        remedy = f"use $({names} | head -n 1)" if is_address else f"use the names that {names} prints"
+        remedy = f"use $({names} | {as_names})" if as_names else f"write {names} > hosts before, and name it"
         yield Problem(line, what, remedy)
     lines = subject.script.lines
     reads = [(number, pair) for number, text in enumerate(lines, start=1) for pair in _ELEMENT.findall(text)]

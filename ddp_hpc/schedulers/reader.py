@@ -61,6 +61,10 @@ class ScriptReader:
     """Patterns of other schedulers in names of log files, which this one does not replace."""
     submit_directory: ClassVar[str] = "PWD"
     """The variable with the directory from which the job was submitted."""
+    port_of_job: ClassVar[str] = "a port that depends on the job ID"
+    """A port, as an expression of bash that differs between jobs."""
+    submit_with_variable: ClassVar[str] = "NAME=VALUE"
+    """How to submit a job that gets an environment variable."""
     starts_login_shell: ClassVar[bool] = False
     """Whether the shell of a job reads the startup files of a login shell."""
     reads_indented: ClassVar[bool] = False

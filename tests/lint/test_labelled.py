@@ -88,7 +88,7 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
     ("check", "command", "remedy"),
     [
         ("JOB003", "conda activate <environment>", "replace it with a value"),
-        ("RANK018", "#SBATCH -N 2\nmpirun -H $SLURM_NODELIST ./a", "use the names that scontrol"),
+        ("RANK018", "#SBATCH -N 2\nmpirun -H $SLURM_NODELIST ./a", "use $(scontrol show hostnames"),
         ("RANK018", "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames)", "use $(scontrol show hostnames"),
         ("JOB003", "echo (", "correct this line"),
         ("JOB003", "import os\nprint(1)", "write Python into a file of its own, or #!/usr/bin/env python3"),
@@ -98,7 +98,7 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("JOB028", "docker run -it image", "omit -t (--tty)"),
         ("JOB028", "salloc --nodes=2", "remove salloc and its options"),
         ("JOB003", "if true; then\n  srun ./a && \\\n\nfi", "remove && and the backslash at the end of"),
-        ("JOB024", "srun ./a --in #.txt \\\n --all", "remove or quote the # in line 3"),
+        ("JOB024", "srun ./a --in #.txt \\\n --all", "move the comment of line 3 out of the command"),
         (
             "JOB024",
             "srun ./a --in x\n --all wait",
@@ -189,13 +189,13 @@ def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> 
 @pytest.mark.parametrize(
     ("directive", "remedy"),
     [
-        ("--N 1", "write -N, with one dash"),
+        ("--N 1", "write -N VALUE, with one dash and without ="),
         ("--gres:gpu=1", "write --gres=gpu:1"),
         ("-n=32", "write --ntasks=32"),
         ("-t=10:00:00", "remove the = before it"),
         (
             "-o $SLURM_JOB_NAME.$SLURM_JOB_ID",
-            "write %j instead of $SLURM_JOB_ID and %x instead of $SLURM_JOB_NAME",
+            "write %x instead of $SLURM_JOB_NAME and %j instead of $SLURM_JOB_ID",
         ),
         ("--chdir=/scratch/$SLURM_JOB_ID", "omit the variable, which is set only in the running job"),
     ],

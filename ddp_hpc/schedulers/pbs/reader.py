@@ -30,6 +30,8 @@ class PbsReader(ScriptReader):
     # No blank is needed: pbs_ispbsdir in OpenPBS's check_job_script.c.
     directive_pattern = re.compile(r"#PBS(?:[ \t]+|(?=-)|$)(.*)", re.DOTALL)
     submit_directory = "PBS_O_WORKDIR"
+    port_of_job = "$((20000 + ${PBS_JOBID%%[!0-9]*} % 10000))"
+    submit_with_variable = "qsub -v NAME=VALUE"
     bare_memory_unit = "bytes"
     foreign_log_pattern = re.compile(r"%[jJAaxN](?![A-Za-z_]+%)")
     # qsub.1B and pbs_python(8) of OpenPBS, with the common ones of Torque.

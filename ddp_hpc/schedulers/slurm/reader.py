@@ -28,6 +28,8 @@ class SlurmReader(ScriptReader):
     name_flags = frozenset(("--mail-user", "--job-name"))
     bare_memory_unit = "megabytes"
     submit_directory = "SLURM_SUBMIT_DIR"
+    port_of_job = "$((20000 + SLURM_JOB_ID % 10000))"
+    submit_with_variable = "sbatch --export=ALL,NAME=VALUE"
     own_commands = ("srun", "sbcast", "scontrol", "squeue", "sinfo", "sacct", "scancel")
     # The variables of sbatch(1) and srun(1) that scripts read.
     variables = frozenset(
