@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from ddp_hpc.lint.parse_script import Script
 
@@ -58,6 +59,7 @@ def has_placeholder(text: str, *, is_path: bool = False) -> bool:
     return bool(find_placeholder(text, is_path=is_path))
 
 
+@lru_cache(maxsize=64)  # each option of a directive has the text of the whole line
 def find_placeholder(text: str, *, is_path: bool = False) -> str:
     """Returns the first placeholder in a value of a directive; empty if there is none."""
     text = text[:_MAX_CHARS]
@@ -85,6 +87,7 @@ def without_file_name_patterns(text: str) -> str:
     return _FILE_NAME_PATTERN.sub("0", text)
 
 
+@lru_cache(maxsize=64)
 def without_comment(text: str) -> str:
     """Returns a directive without the comment after it; `#NODES#` is a placeholder."""
     return _COMMENT.sub("", text)
