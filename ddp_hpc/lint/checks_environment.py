@@ -122,7 +122,7 @@ def _not_read(subject: Subject) -> Iterator[Problem]:
 
 def _is_set(script: Script, name: str) -> bool:
     """Returns whether the script, or another one that it writes, sets a variable."""
-    return re.search(rf"(?m)^[^#\n]*\b{name}=", script.text) is not None
+    return re.search(rf"(?m)^(?!\s*#).*\b{name}=", script.text) is not None
 
 
 def _is_used_otherwise(subject: Subject, name: str, value: str) -> bool:

@@ -102,7 +102,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         set_again = [d for d in late if d.flag == "-v" and all(map(script.sets, d.value.split(",")))]
         is_harmless = all(d in set_again or _is_without_loss(d) for d in late)
         moved = "them" if len(lines) > 1 else "it"
-        faulty = " and line ".join(str(line) for line in sorted({d.line for d in late if d.fault}))
+        faulty = " and line ".join(str(line) for line in sorted({d.line for d in late if d.fault})[:3])
         remedy = f"move {moved} to the other directives, above the first command"
         remedy += f", but correct or omit line {plain(faulty)}" if faulty else ""
         remedy += ", with values instead of variables" * any("$" in d.value for d in late)

@@ -53,7 +53,7 @@ _READ_LOOP = re.compile(
 _READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
 _HAS_OTHER_INPUT = re.compile(
     r"/dev/null|--input|-i none|<|&\s*$"
-    r"|ssh\s+(?:-(?:[oplie]\s+[^-\s]|[^\s-])\S*\s+){,20}?-[A-Za-z]*[nf][A-Za-z]*\s"
+    r"|ssh\s+(?:-(?:[bceFiJlopW]\s+[^-\s]|[^\s-])\S*\s+){,20}?-[A-Za-z]{,9}?[nf][A-Za-z]*\s"
 )
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 _READS_TASK = re.compile(r"(?:\$\{?|\$\(\([^()]{,200}\b)SLURM_ARRAY_TASK_ID\b(?!:)")
@@ -172,7 +172,8 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
         yield from _in_order(subject, command)
         if (name := _AS_NUMBER.search(command.text)) and (subject.num_nodes or 1) > 1:
             what = f"{name[1]} is a list such as 4(x2), and not a number"
-            yield Problem(command.line, what, "use SLURM_NTASKS_PER_NODE, SLURM_NTASKS or SLURM_GPUS_ON_NODE")
+            instead = "SLURM_CPUS_ON_NODE" if "CPUS" in name[1] else "SLURM_NTASKS or SLURM_GPUS_ON_NODE"
+            yield Problem(command.line, what, f"use {instead}")
 
 
 def _of_array(script: Script) -> set[str]:
@@ -247,6 +248,7 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own = rf"\s*[\"']?[^\s;|&>]{{,300}}\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
+            own_output += rf"|\bR CMD BATCH\s(?:\S+\s+){{,20}}{own}"
             is_redirected = any(
                 re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
             )

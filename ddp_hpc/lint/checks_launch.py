@@ -273,7 +273,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             continue  # other MPIs start as many ranks as they are told
         if has_few_slots:
             what = f"{total} ranks are started, but Open MPI has {counted(slots, 'slot')}: one for each task"
-            remedy = f"request --ntasks={total} and --cpus-per-task={slots * (cpus or 1) // (total or 1)}"
+            remedy = (
+                f"request --ntasks={total} and --cpus-per-task={(cpus or 1) // -(-(total or 1) // slots)}"
+            )
             yield Problem(command.line, what, remedy, None if mpi == "Open MPI" else "note")
         elif total and tasks and total > tasks and not (own or is_part):
             what = f"{total} ranks are started, but the job has {counted(tasks, 'task')}"

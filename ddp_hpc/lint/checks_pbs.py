@@ -160,9 +160,9 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 if (subject.uses_chunks or d.value.startswith("ppn=")) and _OF_CHUNK.match(d.value):
                     remedy = "write it as a part of select or nodes, after a colon"
                 name = d.value.partition("=")[0].strip("-")
-                # Not a and I, which may be words of a remark.
-                if letter := _LETTERS.get(name, f"-{name}" * (name in _FLAGS - {"a", "I"})):
-                    remedy = f"write {letter} and the value"
+                # Not a and I, which may be words of a remark, nor -h, with which the job is held.
+                if letter := _LETTERS.get(name, f"-{name}" * (name in _FLAGS - {"a", "h", "I"})):
+                    remedy = f"write {letter}" + " and the value" * (letter[1] not in "fVXz")
             what = f"{shown(d.value)} does not belong to an option"
             what += ", as whitespace ends a value" if option else ""
             if not is_rejected:
@@ -353,7 +353,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             what = f"OpenPBS rejects the dependency {shown(d.value)}"
             name = re.search(r":([A-Za-z_]+)$", d.value)  # such as jobid
             remedy = "write depend=TYPE:ID[:ID...], with a type of qsub(1B), such as afterok"
-            remedy = f"replace {name[1]} with the ID of a job" if name else remedy
+            if name and _ATTRIBUTES.fullmatch(f"{d.value[: name.start(1)]}1"):
+                remedy = f"replace {plain(name[1])} with the ID of a job"
             yield Problem(d.line, what, remedy, is_to_fill_in=name is not None)
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
             what = f"qsub rejects the range {shown(d.value)}"

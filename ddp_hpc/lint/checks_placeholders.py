@@ -138,12 +138,12 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
 def _instead_of_variable(subject: Subject, d: Directive) -> str:
     """Returns what to write instead of a variable of the shell in a directive."""
     names = ((name, to) for name, to in _PATTERNS.items())
-    matches = [(re.search(rf"\$\{{?(\w*(?:{name}))(?![A-Za-z])", d.value), to) for name, to in names]
-    places = sorted((match.start(), to, match[1]) for match, to in matches if match)
+    matches = [(re.search(rf"\$\{{?((?:\w*_)?(?:{name}))(?![A-Za-z])", d.value), to) for name, to in names]
+    places = sorted((match.start(), to, plain(match[1])) for match, to in matches if match)
     found = [f"{to} instead of ${name}" for _, to, name in places]
     is_log = d.flag in ("--output", "--error")
     if is_log and found:
-        rest = ", and the value of the other" * (d.value.count("$") > len(found))
+        rest = ", and the value of the other" * (len(set(re.findall(r"\$\{?\w+", d.value))) > len(found))
         return f"write {' and '.join(found)}{rest}"
     if re.search(r"\$\{?\w*(?:JOB_?ID|ARRAY_?(?:TASK_?)?(?:ID|INDEX))\b", d.value):
         return "omit the variable, which is set only in the running job"

@@ -214,7 +214,9 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         is_static = options.get("--rdzv-backend", "static") == "static" and options.get("--nnodes") != "1"
         if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
             what = f"all {start.num_nodes} nodes get the node rank {given}"
-            remedy = "use --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT, or give each node its number"
+            remedy = "use --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT"
+            if not inner.is_torchrun:
+                remedy = "use srun bash -c '... --machine_rank $SLURM_NODEID ...'"
             yield Problem(start.command.line, what, remedy)
     launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
     if not launched:
@@ -235,6 +237,8 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
             what = f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks"
             own = "SLURM_PROCID" if name == "RANK" else "SLURM_LOCALID"
             remedy = f"set it in each task, as in srun bash -c 'export {name}=${own}; exec PROGRAM'"
+            if "srun" not in subject.scheduler.reader.own_commands:
+                remedy = "set it in each task, from a variable of its MPI such as PMI_RANK"
             yield Problem(line, what, remedy, severity if is_rank else "note")
         # A task may start a process for each GPU.
         of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)

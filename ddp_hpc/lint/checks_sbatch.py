@@ -32,6 +32,8 @@ _DESCRIPTION = re.compile(
     r"\b(?:[A-Z_]{3,}|directory|file|your|the|account|partition|project|e?mail) (?i:here|path|name)\b"
     r"|\bto (?:be )?define"
 )
+# Words for a number of nodes: other words after -N may be the name of the job.
+_OF_NODES = re.compile(r"(?i:(?:n|num|number|total)?_?(?:of_)?nodes?(?:_num|_number)?)|N{2,}|X+|num(?:ber)?")
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
@@ -122,7 +124,9 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
     # A header, before which another program writes the shebang.
-    are_notes |= all(c.name in ("", "cd", "module") and "$(" not in c.text for c in script.commands)
+    are_notes |= all(
+        c.name in ("", "cd", "module") and not re.search(r"\$\(|`", c.text) for c in script.commands
+    )
     severity: Severity | None = "note" if are_notes or is_part_of_others(subject.path) else None
     yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
 
@@ -149,9 +153,9 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
                 near = "mem-per-cpu"
             remedy = f"did you mean --{near}?" if is_near else _OTHER
             if name in _LETTERS:
-                remedy = f"write -{name} VALUE, with one dash and without ="
-            elif near == "gres" and ":" in d.flag:  # such as --gres:gpu=1
-                remedy = f"write --{near}={plain(d.written.partition(':')[2].replace('=', ':'))}"
+                remedy = f"write -{name}, with one dash and without ="
+            elif is_near and (value := d.written.partition(":")[2]):  # such as --gres:gpu=1
+                remedy = f"write --{near}={plain(value.replace('=', ':') if near == 'gres' else value)}"
             yield Problem(d.line, what, remedy, "note" if is_of_few_sites else None)
 
 
@@ -180,7 +184,7 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             remedy = (
-                f"write {d.flag[1:]} VALUE, with one dash"
+                f"write {d.flag[1:]}, with one dash and without ="
                 if d.flag[2:] in _LETTERS
                 else "write the whole name"
             )
@@ -246,8 +250,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                 remedy = f"write -J {plain(d.value)} if it is the name of the job, otherwise {expected}"
             elif (value := d.value.lstrip("=")) != d.value and not expected_value(d.flag, value, version):
                 remedy = f"write {d.flag}={plain(value)}"
-            may_be_number = re.search("^[A-Z]{2,}$|(?:^|_)(?:nodes?|num)(?:_|$)", d.value)
-            is_name = d.flag == "--nodes" and not may_be_number
+            is_name = d.flag == "--nodes" and not _OF_NODES.fullmatch(d.value)
             is_to_fill_in = not d.value or (
                 d.flag == "--gres" and d.value.endswith((":", ":x", ":n", ":N", "X"))
             )
@@ -349,7 +352,9 @@ def _remedy_of_stray(before: Directive | None, d: Directive) -> str:
     if d.value[0] in "\u2013\u2014":
         return "write - or -- instead of the dash"
     if re.match("__|_[A-Za-z]$", d.value):
-        return f"write {plain(d.value.replace('_', '-'))}"
+        name, equals, value = d.value.partition("=")
+        dashes = "--" if name.startswith("__") else "-"
+        return f"write {plain(dashes + name.strip('_').replace('_', '-') + equals + value)}"
     if d.value == "-":
         return "remove the blank after -"
     if before is not None and (glued := re.search(r"\w(--[a-z][\w-]+)", before.value)):

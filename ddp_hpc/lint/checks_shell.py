@@ -377,6 +377,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             and not is_one
             and not re.search(rf"(?:-\w*a |\b(?:mapfile|readarray)\b.*){name}\b", script.text)
         ):
+            name = plain(name)
             what = f"{name} is a string, not an array, so ${{{name}[0]}} is all of it"
             is_shown = command.name == "echo" and command.ends == "\n" and ">" not in outside
             yield what, f"write {name}=($(...)) where it is set", *(("note",) if is_shown else ())

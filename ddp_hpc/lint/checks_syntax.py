@@ -12,7 +12,7 @@ from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import is_template
 
 _PLACEHOLDER_IN_COMMAND = re.compile(
-    r"<<(?!-|\w*(?:EO|END))[\w-]+>>|<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\("
+    r"<<(?!-|EO[A-Z]?>|END(?:OF\w*)?>|\w*EOF\w*>)[\w-]+>>|<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\("
 )
 _CLOSES = re.compile(r"token `(done|fi|esac|\})'")
 # The first statement of most programs in Python.
@@ -68,9 +68,9 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         severity: Severity | None = "warning" if is_whole else None
         if document and is_whole:
             end = plain(document.delimiter)
-            remedy = (
-                f"write only {end} in the last line, and move the rest to the end of line {document.line}"
-            )
+            remedy = f"write only {end} in the last line"
+            if re.match(rf"{re.escape(document.delimiter)}\s*[>|&;]", last):
+                remedy += f", and move the rest to the end of line {document.line}"
         # In $( ), bash ends the document at the delimiter with the parenthesis.
         if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
             remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"

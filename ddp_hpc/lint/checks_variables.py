@@ -17,7 +17,7 @@ _MOST_PAIRS = 250_000  # of names; to compare two of them takes 5 microseconds
 _OF_OTHERS = re.compile(
     r"NSLOTS|NHOSTS|PE_HOSTFILE|SGE_(?:TASK_ID|O_WORKDIR)|LSB_\w+|COBALT_\w+|JOB_NAME|JOB_COMPLETION_INDEX"
 )
-# Variables of several schedulers with the same value.
+# Variables of several schedulers for the same thing.
 _SAME = (
     ("SLURM_JOB_ID", "PBS_JOBID"),
     ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "SGE_TASK_ID"),
@@ -346,7 +346,11 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         (
             c.line,
             match[2],
-            "" if "file" in match[1] else "paste -sd," if "h" in match[1].lower() else "head -n 1",
+            ""
+            if "file" in match[1]
+            else "paste -sd,"
+            if "h" in match[1].lower() and c.launched
+            else "head -n 1",
         )
         for c in subject.script.commands
         if (match := _LIST_AS_HOST.search(c.text))
@@ -362,7 +366,8 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         what = f"{plain(value)} is {what}, not a file or the name of a node of the job"
         is_of_pbs = re.search("PBS|NODEFILE", value)
         names = "cat $PBS_NODEFILE" if is_of_pbs else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
-        remedy = f"use $({names} | {as_names})" if as_names else f"write {names} > hosts before, and name it"
+        remedy = f"run {names} > hosts before it, and give it this file"
+        remedy = f"use $({names} | {as_names})" if as_names else remedy
         yield Problem(line, what, remedy)
     lines = subject.script.lines
     reads = [(number, pair) for number, text in enumerate(lines, start=1) for pair in _ELEMENT.findall(text)]

@@ -83,7 +83,7 @@ def _has_name_of_other(path: Path) -> bool:
     """Returns whether the path is that of a backup copy, of a template, or of a file for tests."""
     is_copy = _OF_BACKUPS.fullmatch(path.name) or any(map(_OF_EDITORS.fullmatch, path.absolute().parts[:-1]))
     of_tests = _OF_TESTS.search(path.absolute().as_posix())
-    above = Path(of_tests.string[: of_tests.start()]) if of_tests else None
+    above = Path(of_tests.string[: of_tests.start()] or "/") if of_tests else None
     is_for_tests = above is not None and any(
         (directory / name).exists() for directory in (above, *above.parents) for name in _OF_PROJECTS
     )

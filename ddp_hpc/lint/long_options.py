@@ -12,5 +12,5 @@ def with_two_dashes(d: ReadOption) -> str:
     name, equals, value = d.written[1:].partition("=")
     name = name.partition(" ")[0]
     is_long = len(name) > 2 and not isinstance(find_option(name), tuple)
-    value *= len(d.written) < 80  # a message would cut it
+    value = "VALUE" if len(d.written) > 80 and equals else value  # a message would cut it
     return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""

@@ -189,8 +189,10 @@ def test_the_remedy_of_a_word_without_an_option(directive: str, remedy: str) -> 
 @pytest.mark.parametrize(
     ("directive", "remedy"),
     [
-        ("--N 1", "write -N VALUE, with one dash and without ="),
+        ("--N 1", "write -N, with one dash and without ="),
         ("--gres:gpu=1", "write --gres=gpu:1"),
+        ("--nodes:2", "write --nodes=2"),
+        ("__output=my_job.out", "write --output=my_job.out"),
         ("-n=32", "write --ntasks=32"),
         ("-t=10:00:00", "remove the = before it"),
         (
