@@ -120,7 +120,8 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             elif script.lines[last - 1].lstrip().startswith("#"):
                 remedy = f"move the comment in line {last}, and any below it, above the command"
             elif re.search(r"\s#.*\\$", script.lines[last - 1]):
-                remedy = f"move the comment of line {last} out of the command, or quote its # if it is none"
+                remedy = f"move the comment of line {last} out of the command"
+                remedy += ", or quote the # if it is part of a value"
             elif command.words[-1] == "wait" and len(command.words) > 1:
                 remedy += ", and write wait in a line of its own"
             yield Problem(command.line, what, remedy)

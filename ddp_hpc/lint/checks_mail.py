@@ -11,8 +11,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown
 
 # Types of mail, by other words for them, or with a mark after them.
 _MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
-_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
-_MEANT_MAIL |= {"timeout": "TIME_LIMIT", "time_out": "TIME_LIMIT"}
+_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL", "timeout": "TIME_LIMIT"}
 _OF_FAILURE = re.compile(r"(?i)(?:TIME_?OUT|FAIL|ERR|ABORT|NODE_FAIL|OOM|OUT_OF_MEM)")
 
 

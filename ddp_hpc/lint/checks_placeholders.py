@@ -137,8 +137,10 @@ def _not_replaced(subject: Subject, d: Directive, mark: str) -> Iterator[Problem
 
 def _instead_of_variable(subject: Subject, d: Directive) -> str:
     """Returns what to write instead of a variable of the shell in a directive."""
-    names = ((name, to) for name, to in _PATTERNS.items())
-    matches = [(re.search(rf"\$\{{?((?:\w*_)?(?:{name}))(?![A-Za-z])", d.value), to) for name, to in names]
+    matches = [
+        (re.search(rf"\$\{{?((?:\w*_)?(?:{name}))(?![A-Za-z])", d.value), to)
+        for name, to in _PATTERNS.items()
+    ]
     places = sorted((match.start(), to, plain(match[1])) for match, to in matches if match)
     found = [f"{to} instead of ${name}" for _, to, name in places]
     is_log = d.flag in ("--output", "--error")

@@ -59,8 +59,8 @@ _INSTEAD = {
 _INSTEAD |= re.findall(
     r"(\S+) (\S+)",
     "--name --job-name  --email --mail-user  --email-user --mail-user  --memory --mem  --walltime --time  "
-    "--include --nodelist  --core-per-task --cpus-per-task  --share --oversubscribe  "
-    "--queue --partition  --workdir --chdir  --mem_bind --mem-bind",
+    "--include --nodelist  --core-per-task --cpus-per-task  --cores-per-task --cpus-per-task  "
+    "--share --oversubscribe  --queue --partition  --workdir --chdir  --mem_bind --mem-bind",
 )
 # An option that sbatch takes as the value of the option before it.
 _TAKEN = re.compile("--?[A-Za-z]")
