@@ -123,12 +123,12 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     num_before = sum(bool(line.strip()) for line in script.lines[: begins - 1])
     are_notes = num_before > _MOST_BEFORE and (len(shebangs) > 1 or not script.read())
     are_notes |= any(c.name == "exit" for c in before)  # which disables the script
-    # A header, before which another program writes the shebang.
-    are_notes |= all(
+    # Another program writes the shebang before a header.
+    is_header = all(
         c.name in ("", "cd", "module") and not re.search(r"\$\(|`", c.text) for c in script.commands
     )
     severity: Severity | None = "note" if are_notes or is_part_of_others(subject.path) else None
-    yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity)
+    yield Problem(1, f"{what}, so sbatch rejects the script", remedy, severity, is_header)
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")
