@@ -77,11 +77,8 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
     for line, options in of_deepspeed:
         given = options.get("--include", "").removeprefix("localhost:")
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
-            has = f"the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
-            what = f"deepspeed uses GPUs {given}, but {has}"
-            yield Problem(line, what, _smaller_numbers(gpus))
-    is_shared = gpus and subject.script.value("--exclusive") != ""
-    for start in starts(subject) if is_shared else ():
+            yield _beyond(line, f"deepspeed uses GPUs {given}", gpus)
+    for start in starts(subject) if gpus and subject.script.value("--exclusive") != "" else ():
         # Other programs may have other numbers, such as 0 for the CPU.
         if start.program not in ("python", "torchrun", "accelerate"):
             continue
@@ -89,13 +86,15 @@ def _of_options(subject: Subject) -> Iterator[Problem]:
             value = (start.given(option) or "").removeprefix("cuda:")
             is_list = "," in value or option.endswith(("id", "ids", "device"))
             if is_list and _DEVICES.fullmatch(value) and max(map(int, value.split(","))) >= (gpus or 0):
-                has = f"the job gets {counted(gpus or 0, 'GPU')} of a node, numbered from 0"
-                what = f"{option} selects GPU {value}, but {has}"
-                yield Problem(start.command.line, what, _smaller_numbers(gpus or 1))
+                yield _beyond(start.command.line, f"{option} selects GPU {value}", gpus or 0)
 
 
-def _smaller_numbers(gpus: int) -> str:
-    return f"use {'0' if gpus == 1 else f'numbers up to {gpus - 1}'}, or request more GPUs"
+def _beyond(line: int, selects: str, gpus: int) -> Problem:
+    """Returns the finding on a number of a GPU that the job does not have."""
+    what = f"{selects}, but the job gets {counted(gpus, 'GPU')} of a node, numbered from 0"
+    return Problem(
+        line, what, f"use {'0' if gpus == 1 else f'numbers up to {gpus - 1}'}, or request more GPUs"
+    )
 
 
 def _may_be_undone(subject: Subject, line: int, first: int) -> bool:

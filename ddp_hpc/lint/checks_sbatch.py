@@ -21,6 +21,7 @@ _REJECT = "and later versions reject it"
 _OF_SRUN = "move it to the srun line, or remove it if there is none"
 _GIVE = "give it a value, or remove it"
 _OTHER = "use an option of sbatch(1), or remove it"
+_ONE_DASH = "write -{}, with one dash and without ="
 _LETTERS = frozenset(option.letter for option in OPTIONS.values() if option.letter)
 # Options whose values are left to the user.
 _OFTEN_EMPTY = frozenset(
@@ -33,7 +34,7 @@ _DESCRIPTION = re.compile(
     r"|\bto (?:be )?define"
 )
 # Words for a number of nodes: other words after -N may be the name of the job.
-_OF_NODES = re.compile(r"(?i:(?:n|num|number|total)?_?(?:of_)?nodes?(?:_num|_number)?)|N{2,}|X+|num(?:ber)?")
+_OF_NODES = re.compile(r"(?i:(?:n|num|number|total)?_?(?:of_)?nodes?(?:_num|_number)?)|[NX]{2,}")
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
@@ -153,7 +154,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
                 near = "mem-per-cpu"
             remedy = f"did you mean --{near}?" if is_near else _OTHER
             if name in _LETTERS:
-                remedy = f"write -{name}, with one dash and without ="
+                remedy = _ONE_DASH.format(name)
             elif is_near and (value := d.written.partition(":")[2]):  # such as --gres:gpu=1
                 remedy = f"write --{near}={plain(value.replace('=', ':') if near == 'gres' else value)}"
             yield Problem(d.line, what, remedy, "note" if is_of_few_sites else None)
@@ -183,11 +184,7 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
-            remedy = (
-                f"write {d.flag[1:]}, with one dash and without ="
-                if d.flag[2:] in _LETTERS
-                else "write the whole name"
-            )
+            remedy = _ONE_DASH.format(d.flag[2:]) if d.flag[2:] in _LETTERS else "write the whole name"
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", remedy)
         elif _takes_next(d):
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"

@@ -42,39 +42,45 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, "this is a conflict marker of git", "resolve the merge conflict")
             return
         what = f"bash -n reports: {plain(message)}"
-        # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
-        last = script.text.rstrip().rpartition("\n")[2]
-        is_whole = document and re.match(rf"{re.escape(document.delimiter)}(?!\w)", last)
-        is_at_end, closes = "end of file" in message, _CLOSES.search(message)
-        block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
-        is_known = block and (is_at_end or (closes and block[2]))
-        remedy = _CORRECT
-        if block and is_known:
-            end = END_OF.get(block[0], "done")
-            remedy = f"close the {block[0]} of line {block[1]} with {end}, on a line of its own"
-        is_balanced = all(text.count("$(") <= text.count(")") for text in script.lines[: line - 1])
-        if closes and not block and is_balanced:
-            begins = {end: word for word, end in END_OF.items()}.get(closes[1], "for, while or until")
-            remedy = f"remove {closes[1]}, or add the {begins} that it closes"
-        if closes and (continued := _continued_before(script, line)):
-            remedy = f"remove {continued[1]} at the end of line {continued[0]}"
-        if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
-            remedy = f"write then after the condition of line {without}"
-        first = next((text for text in script.lines if text.strip() and text[0] != "#"), "")
-        if closes and _is_empty(script, line):
-            remedy = f"write a command before {closes[1]}, such as : , as there are only comments"
-        if _PYTHON.match(first):
-            remedy = "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
-        severity: Severity | None = "warning" if is_whole else None
-        if document and is_whole:
-            end = plain(document.delimiter)
-            remedy = f"write only {end} in the last line"
-            if re.match(rf"{re.escape(document.delimiter)}\s*[>|&;]", last):
-                remedy += f", and move the rest to the end of line {document.line}"
-        # In $( ), bash ends the document at the delimiter with the parenthesis.
-        if document and re.search(rf"(?m)^{re.escape(document.delimiter)}\)\"?$", script.text):
-            remedy, severity = f"write ) in a line of its own, after {plain(document.delimiter)}", "note"
-        yield Problem(line, what, remedy, severity)
+        yield Problem(line, what, *(_of_document(script, document) or (_remedy(script, complaint), None)))
+
+
+def _of_document(script: Script, document: OpenDocument | None) -> tuple[str, Severity] | None:
+    """Returns the remedy for a here-document whose delimiter has other text on its line, and the severity."""
+    if document is None:
+        return None
+    end, delimiter = plain(document.delimiter), re.escape(document.delimiter)
+    # In $( ), bash ends the document at the delimiter with the parenthesis.
+    if re.search(rf"(?m)^{delimiter}\)\"?$", script.text):
+        return f"write ) in a line of its own, after {end}", "note"
+    # If its last line begins with the delimiter, such as `EOF > log`, a here-document has what it shall.
+    if last := re.match(rf"{delimiter}(?!\w)\s*([>|&;])?", script.text.rstrip().rpartition("\n")[2]):
+        moved = f", and move the rest to the end of line {document.line}" if last[1] else ""
+        return f"write only {end} in the last line{moved}", "warning"
+    return None
+
+
+def _remedy(script: Script, complaint: tuple[int, str]) -> str:
+    """Returns what to correct; the causes that are the most certain come first."""
+    line, message = complaint
+    is_at_end, closes = "end of file" in message, _CLOSES.search(message)
+    if _PYTHON.match(next((text for text in script.lines if text.strip() and text[0] != "#"), "")):
+        return "write Python into a file of its own, or #!/usr/bin/env python3 in line 1"
+    if closes and _is_empty(script, line):
+        return f"write a command before {closes[1]}, such as : , as there are only comments"
+    if re.search(r"token `(?:fi|el)", message) and (without := if_without_then(script.commands)):
+        return f"write then after the condition of line {without}"
+    if closes and (continued := _continued_before(script, line)):
+        return f"remove {continued[1]} at the end of line {continued[0]}"
+    block = open_block(script.commands if is_at_end else (c for c in script.commands if c.line <= line))
+    if block and (is_at_end or (closes and block[2])):
+        end = END_OF.get(block[0], "done")
+        return f"close the {block[0]} of line {block[1]} with {end}, on a line of its own"
+    is_balanced = all(text.count("$(") <= text.count(")") for text in script.lines[: line - 1])
+    if closes and not block and is_balanced:
+        begins = {of: word for word, of in END_OF.items()}.get(closes[1], "for, while or until")
+        return f"remove {closes[1]}, or add the {begins} that it closes"
+    return _CORRECT
 
 
 def _is_cause(placeholder: str, text: str, script: Script, number: int, complaint: tuple[int, str]) -> bool:

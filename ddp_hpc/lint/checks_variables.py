@@ -342,19 +342,11 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
         for line, name, value in subject.script.assignments
         if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
     ]
-    found += [
-        (
-            c.line,
-            match[2],
-            ""
-            if "file" in match[1]
-            else "paste -sd,"
-            if "h" in match[1].lower() and c.launched
-            else "head -n 1",
-        )
-        for c in subject.script.commands
-        if (match := _LIST_AS_HOST.search(c.text))
-    ]
+    for command in subject.script.commands:
+        if match := _LIST_AS_HOST.search(command.text):
+            takes_list = command.launched and match[1].lstrip(" \t-").lower().startswith("h")
+            as_names = "paste -sd," if takes_list else "head -n 1"
+            found.append((command.line, match[2], "" if "file" in match[1] else as_names))
     # The script may take the first name later.
     is_cut = re.search(r"\$\{MASTER_ADDR(?:%|\[)|set -- \"?\$\{?MASTER_ADDR\b", subject.script.text) or any(
         name == "MASTER_ADDR" and name in expanded(value) and value.strip('"{}$') != name
