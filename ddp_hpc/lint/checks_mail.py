@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, shown
 from ddp_hpc.lint.placeholders import marked_placeholder
-from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown_mail_types
+from ddp_hpc.schedulers.slurm.check_option_values import (
+    expected_value,
+    meant_mail_types,
+    unknown_mail_types,
+)
 
-# Types of mail, by other words for them, or with a mark after them.
-_MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
-_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL", "timeout": "TIME_LIMIT"}
 _OF_FAILURE = re.compile(r"(?i)(?:TIME_?OUT|FAIL|ERR|ABORT|NODE_FAIL|OOM|OUT_OF_MEM)")
 
 
@@ -35,7 +36,7 @@ def _no_mail(subject: Subject) -> Iterator[Problem]:
         if is_read and (unknown := unknown_mail_types(d.value)):
             what = f"sbatch ignores {shown(','.join(unknown))} in --mail-type"
             remedy = "use the types in sbatch(1), such as BEGIN,END,FAIL"
-            if len(unknown) == 1 and (meant := _MEANT_MAIL.get(unknown[0].strip(".;").lower())):
+            if len(unknown) == 1 and (meant := meant_mail_types(unknown[0])):
                 remedy = f"write {meant} instead"
             # Slurm also sends the mail of END if the job fails (job_completion_logger in job_mgr.c).
             others = {word.strip().upper() for word in d.value.split(",")} - {

@@ -163,6 +163,9 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 # Not a and I, which may be words of a remark, nor -h, with which the job is held.
                 if letter := _LETTERS.get(name, f"-{name}" * (name in _FLAGS - {"a", "h", "I"})):
                     remedy = f"write {letter}" + " and the value" * (letter[1] not in "fVXz")
+            resource = re.search(rf"-l\s+(\w+)\s+{re.escape(d.value)}", d.text)
+            if resource and re.match(r"\d", d.value):
+                remedy = f"write -l {resource[1]}={plain(d.value)}"
             what = f"{shown(d.value)} does not belong to an option"
             what += ", as whitespace ends a value" if option else ""
             if not is_rejected:

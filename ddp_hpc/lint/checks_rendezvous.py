@@ -289,6 +289,9 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK020", "error", "accelerate launch does not connect the machines")
 def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
+    with_rank = "a wrapper script, started by mpiexec once per node, with the node's --machine_rank"
+    if "srun" in subject.scheduler.reader.own_commands:
+        with_rank = "srun --ntasks-per-node=1 bash -c '... --machine_rank $SLURM_NODEID ...'"
     for start in starts(subject):
         options = start.options_of("accelerate")
         machines, processes = options.get("--num-machines"), options.get("--num-processes")
@@ -301,8 +304,7 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             continue
         if not start.is_launched and (subject.num_nodes or 1) > 1 and not reaches_other_nodes(subject):
             what = f"accelerate waits for {num_machines} machines, but only the first node starts it"
-            remedy = "use srun -n $SLURM_NNODES bash -c '... --machine_rank $SLURM_NODEID ...'"
-            yield Problem(start.command.line, what, remedy, "note")
+            yield Problem(start.command.line, what, f"use {with_rank}", "note")
         is_static = options.get("--rdzv-backend", "static") == "static"
         # The configuration of each machine may have its rank.
         of_each = re.search("NODEID|PROCID|(?i:host)|RANK", options.get("--config-file", ""))
@@ -310,7 +312,7 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 start.command.line,
                 f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",
-                "use srun bash -c '... --machine_rank $SLURM_NODEID ...', or --rdzv_backend c10d",
+                f"use {with_rank}, or --rdzv_backend c10d",
             )
         if start.is_launched and options.keys().isdisjoint(
             ("--main-process-ip", "--config-file", "--rdzv-conf")

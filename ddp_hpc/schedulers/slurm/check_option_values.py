@@ -24,6 +24,9 @@ _MAX_CHARS = 400
 _MAIL = frozenset(
     ("ALL", "ARRAY_TASKS", "BEGIN", "END", "FAIL", "INVALID_DEPEND", "REQUEUE", "STAGE_OUT", "TIME_LIMIT")
 ) | frozenset(f"TIME_LIMIT_{share}" for share in (50, 80, 90))
+# Types of mail, by other words for them.
+_MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
+_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL", "timeout": "TIME_LIMIT"}
 _SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU CHLD PIPE"
 _SIGNAL = re.compile(
     rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
@@ -107,6 +110,14 @@ def _is_mail_type(text: str) -> bool:
 def unknown_mail_types(text: str) -> list[str]:
     """Returns the words of --mail-type that sbatch ignores."""
     return [word for word in text.split(",") if word and word.upper() not in _MAIL | {"NONE"}]
+
+
+def meant_mail_types(text: str) -> str:
+    """Returns the types of --mail-type that these words probably stand for, such as TIME_LIMIT for TIMEOUT;
+    empty if one of them is unclear.
+    """
+    types = [_MEANT_MAIL.get(word.lower(), "") for word in re.split(r"[,;.|\s]+", text) if word]
+    return ",".join(types) if all(types) else ""
 
 
 def _is_array(text: str) -> bool:
@@ -230,7 +241,7 @@ def expected_value(flag: str, value: str, version: str = "") -> str:
     if len(value) > _MAX_CHARS:
         return ""
     if name in _CHECKS and not _CHECKS[name][0](value):
-        return _CHECKS[name][1]
+        return (meant_mail_types(value) if name == "mail-type" else "") or _CHECKS[name][1]
     form = _form_of(name, value)
     return form.expected if form and version and not is_between(version, form.since, form.until) else ""
 
