@@ -72,6 +72,9 @@ _OF_ACCELERATE = re.compile(r"--(?:num[-_](?:processes|machines)|multi[-_]gpu|ma
 _OF_MPIRUN = re.compile(r"--mca|--map-by|--bind-to|--hostfile|-npernode|--npernode|--oversubscribe")
 _OF_SCRIPT = re.compile(r"\$0\b|\$\{0\}|BASH_SOURCE")
 _VARIABLE = re.compile(r"\$\{?(\w+)")
+_OF_SHELL = frozenset(
+    ("[", "[[", "test", "if", "else", "fi", "echo", "printf", "date", "export", "set", "module")
+)
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
     r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
@@ -95,8 +98,9 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
         if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line) and is_reached(script, number):
             what = "the blank after the backslash ends the command here"
             remedy = "remove the blank, and the backslash too if the next line is not part of the command"
-            # The next line may be meant as a command of its own.
-            yield Problem(number, what, remedy, "note" if _NO_ARGUMENT.match(following) else None)
+            # The next line may be a command of its own.
+            is_own = _NO_ARGUMENT.match(following) or re.search(r";\s*\\\s*$", line)
+            yield Problem(number, what, remedy, "note" if is_own else None)
     for previous, command in pairwise(script.commands):
         if previous.ends != "\n" or "[[" in previous.words:
             continue
@@ -238,8 +242,18 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
             later = [(name, value) for n, name, value in script.assignments if n > number and name in names]
             falls_back = any(name not in _VARIABLE.findall(value) for name, value in later)
             is_unsure = is_unsure or falls_back or "slurm_script" in script.text
+            is_unsure |= any(_only_passes_through(script, name) for name in names)
             remedy = f"write the path of the directory, or ${variable} if you submit the script from there"
             yield Problem(number, what, remedy, "note" if is_unsure else None)
+
+
+def _only_passes_through(script: Script, name: str) -> bool:
+    """Returns whether the script changes to this directory, and to another one before it starts a program."""
+    uses = [c for c in script.commands if name in _VARIABLE.findall(c.text) and c.argv]
+    if len(uses) != 1 or uses[0].name != "cd":
+        return False
+    after = [c for c in script.commands if c.line > uses[0].line and c.argv and c.name not in _OF_SHELL]
+    return bool(after) and re.match(r"cd\s+[\"']?[/~$]", after[0].text) is not None
 
 
 def _is_passed_on(script: Script, name: str) -> bool:

@@ -11,7 +11,7 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
-from ddp_hpc.lint.long_options import with_two_dashes
+from ddp_hpc.lint.long_options import near_option, with_two_dashes
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_placeholder, is_template
 from ddp_hpc.schedulers.registry import MONITORED
@@ -37,6 +37,12 @@ _OFTEN_DISABLED = frozenset(
 # Options without which the job runs in the same way, and --nodelist.
 _WITHOUT_EFFECT = frozenset(
     ("--nodelist", "--mail-type", "--mail-user", "-M", "-m", "--verbose", "--export", "--comment")
+)
+_LAST_IS_MEANT = frozenset(
+    (
+        *("--account", "-A", "--array", "--chdir", "--hint", "--job-name", "-N", "--partition", "-q"),
+        *("--qos", "-l software"),
+    )
 )
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
@@ -101,6 +107,8 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         # The script sets the variables of qsub -v itself.
         set_again = [d for d in late if d.flag == "-v" and all(map(script.sets, d.value.split(",")))]
         is_harmless = all(d in set_again or _is_without_loss(d) for d in late)
+        # JOB034 reports a first command such as `PBS -l nodes=1`.
+        is_harmless |= re.match(r"(?:PBS|SBATCH)\s+-", script.commands[0].text) is not None
         moved = "them" if len(lines) > 1 else "it"
         faulty = " and line ".join(str(line) for line in sorted({d.line for d in late if d.fault})[:3])
         remedy = f"move {moved} to the other directives, above the first command"
@@ -185,11 +193,15 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         what = f"{shown(match[0])} is a comment, so the scheduler ignores this option"
         is_misspelled = match[3] != near and not match[2]
         fix = f"spell it #{near}" if is_misspelled else f"write #{near} at the very beginning of the line"
+        if other := near_option(match[5]) if near == "SBATCH" else "":
+            fix += f", and the option {other}"
         remedy = f"{fix}, or write ##{near} to disable it"
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]
         # Without a node list, the job runs on other nodes; many users disable it.
-        is_harmless = script.scheduler and flags <= _WITHOUT_EFFECT
+        is_harmless = bool(script.scheduler) and flags <= _WITHOUT_EFFECT
+        # Job steps may say themselves how many nodes they use.
+        is_harmless |= flags == {"--nodes"} and re.search(r"\bsrun\s.*--nodes[= ]", script.text) is not None
         is_unsure = may_be_disabled or is_wrong or is_harmless
         yield Problem(number, what, remedy, "note" if is_unsure else None)
 
@@ -283,8 +295,8 @@ def _is_overridden(subject: Subject, name: str, before: str, value: str, is_log:
     is_more = first is not None and second is not None and first < second
     fits = name == "--partition" and "gpu" in value.lower() and requests_gpus(subject)
     is_other_log = is_log and not (name in ("--output", "-o") and re.search(r"err\b", value))
-    # Partitions overlap, and the last one is mostly the one that is meant.
-    is_name = name in ("--array", "--job-name", "-N", "--hint", "-l software", "--partition", "--chdir")
+    # The last name is mostly the one that is meant: it was added to the directives of another script.
+    is_name = name in _LAST_IS_MEANT
     return is_part or is_refined or is_more or fits or is_other_log or is_name
 
 

@@ -22,6 +22,8 @@ _NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
 # Commands that write the settings of a task, not its results.
+# R CMD BATCH without the name of its output.
+_WRITES_ROUT = re.compile(r"\bR CMD BATCH\s(?:[\"']?-[^\s\"']+[\"']?\s+){,9}([^\s$\"']{1,200}\.[Rr])\s*$")
 _WRITE_SETTINGS = ("sed", "echo", "printf", "cat", "date", "envsubst")
 _SIZE = re.compile(r"SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 # A registry, whose name has a dot, before an image that is no file.
@@ -248,7 +250,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own = rf"\s*[\"']?[^\s;|&>]{{,300}}\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
-            own_output += rf"|\bR CMD BATCH\s(?:\S+\s+){{,20}}{own}"
+            own_output += r"|\bR CMD BATCH\s" if d.flag == "--output" else ""  # it prints nothing
+            own_output += rf"|\bsrun\s(?s:.{{,500}}?)\s(?:{d.flag}[= ]|{d.flag[1:3]}){own}"
             is_redirected = any(
                 re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
             )
@@ -257,6 +260,11 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             what += "" if appends else ", and each overwrites the output of the others"
             severity: Severity | None = "note" if appends or is_redirected else None
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", severity)
+            for command in script.commands if array and not appends and d.flag == "--output" else ():
+                if of_r := _WRITES_ROUT.search(command.text):
+                    what = f"all tasks write to {plain(of_r[1])}out, and each overwrites the others' output"
+                    remedy = f"write R CMD BATCH {plain(of_r[1])} NAME_$SLURM_ARRAY_TASK_ID.Rout"
+                    yield Problem(command.line, what, remedy)
 
 
 @check("SLURM027", "warning", "--export without ALL")

@@ -15,7 +15,7 @@ _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--
 # These end at once, or write their output to a file themselves.
 _PRINTS_LITTLE = re.compile(
     r"\s(?:--version|-V)\b|\swhich\s|python\S*\s+-c\s.*\bprint\(|sh\s+-\w*c\s.*>|"
-    r"\bsamtools\s+(?:sort|index)\b|\bnb(?:convert|term)\b"
+    r"\bsamtools\s+(?:sort|index)\b|\bnb(?:convert|term)\b|\s-v\s[^\n]{,20}\|$"
 )
 _WRITES_TEXT = (
     *("echo", "printf", "date", "cat", "", "}", "module", "env", "ls", "lscpu", "hostname", "nvidia-smi"),
@@ -40,7 +40,7 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     is_old = re.search(r"conda\d?/4\.[0-8]\b", script.text)
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
-        keeps = keeps and not _PRINTS_LITTLE.search(command.text)
+        keeps = keeps and not _PRINTS_LITTLE.search(f"{command.text} {command.ends}")
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"

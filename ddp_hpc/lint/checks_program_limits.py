@@ -130,7 +130,13 @@ def _memory(subject: Subject) -> Iterator[Problem]:
     given = [(name, value) for _, name, value in subject.scheduler.reader.memory(subject.script)]
     name, value = given[-1] if len(given) == 1 else ("", "")
     has = _bytes(value) * {"--mem": 1, "mem": 1, "--mem-per-cpu": _num_cpus(subject)}.get(name, 0)
-    commands = [(c.line, c.text) for c in subject.script.commands if c.name not in _RUN_ELSEWHERE]
+    exported = {name for _, name, _ in subject.script.exports}
+    unexported = {line for line, name, _ in subject.script.assignments if name not in exported}
+    commands = [
+        (c.line, c.text)
+        for c in subject.script.commands
+        if c.name not in _RUN_ELSEWHERE and (c.argv or c.line not in unexported)
+    ]
     if "#SBATCH hetjob" in subject.script.text or "#SBATCH packjob" in subject.script.text:
         return
     for line, text in commands if has else ():

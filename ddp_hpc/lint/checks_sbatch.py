@@ -106,6 +106,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
     late = [n for n in shebangs if n <= 5]
     what = f"the shebang is in line {late[0]} instead of line 1" if late else "line 1 is not a shebang"
     remedy = f"move line {shebangs[0]} to line 1" if shebangs else "insert #!/bin/bash as line 1"
+    if re.search(r"\w#!/", script.lines[0]):
+        remedy = "write only #!/bin/bash in line 1"
     before = [c for c in script.commands if shebangs and c.line < shebangs[0]]
     if before:
         remedy += ", and the commands before it below the directives"
@@ -251,6 +253,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             is_to_fill_in = not d.value or (
                 d.flag == "--gres" and d.value.endswith((":", ":x", ":n", ":N", "X"))
             )
+            is_to_fill_in |= d.flag == "--array" and re.match(r"[A-Za-z]+\d*-[A-Za-z]", d.value) is not None
             if _TAKES_NUMBER.match(d.flag) and not (is_name or long):
                 is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
@@ -340,7 +343,11 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             severity: Severity | None = "note" if is_comment else None
             is_option = not isinstance(find_option(d.value.lower()), tuple)  # without its dashes
             is_to_fill_in = bool(_DESCRIPTION.search(d.text) or re.search(r"\{ *\w+ *\}", d.text))
-            is_to_fill_in |= bool(is_first and re.fullmatch(r"[A-Z][A-Z_]+", d.value) and not is_option)
+            is_to_fill_in |= bool(
+                is_first
+                and re.fullmatch(r"[A-Z][A-Z_]+(?:_\d*[A-Za-z]+|_\d+_[A-Z]+)?", d.value)
+                and not is_option
+            )
             yield Problem(d.line, what, _remedy_of_stray(before, d), severity, is_to_fill_in)
 
 

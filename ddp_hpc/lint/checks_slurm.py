@@ -10,6 +10,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.checks_program_limits import threads_of_steps
 from ddp_hpc.lint.launch_commands import (
     hides_launcher_options,
+    programs,
     ranks_per_node,
     trains_with_torch,
 )
@@ -139,10 +140,12 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
             f"--signal={plain(signal)} goes to job steps only, and line {line} does not start one with srun"
         )
         # Other programs often ignore the signal.
-        text = re.sub(r"--signal\S*", "", subject.script.text)
+        text = re.sub(r"--signal\S*|--requeue", "", subject.script.text)
         handles = re.search(r"(?i)checkpoint|ckpt|requeue|signal|lightning|preempt", text)
+        ignores = any(source.ignores_signals for _, _, source in programs(subject))
         remedy = "request one task, and put srun in front of the program"
-        yield Problem(subject.line_of("--signal"), what, remedy, None if handles else "note")
+        is_handled = handles and not ignores
+        yield Problem(subject.line_of("--signal"), what, remedy, None if is_handled else "note")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
         trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]

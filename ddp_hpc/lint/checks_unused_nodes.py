@@ -33,7 +33,7 @@ _HIDES_PROGRAM = re.compile(
     r"(?:(?:ba|c|k|tc|z)?sh\s+)?(?:(?!\S*logue)\S+\.c?sh|make|eval|\$\{?\w+\}?)(?:\s|$)"
 )
 # Partitions and clusters for jobs of one node: bwHPC, DKRZ and SDSC, PSC, LRZ, and Pittsburgh.
-_FOR_ONE_NODE = re.compile(r"(?:dev_)?single|shared|(?:RM|GPU)-shared|GPU-small|serial\w*|smp")
+_FOR_ONE_NODE = re.compile(r"(?:dev_)?single|dev_gpu_\w+|shared|(?:RM|GPU)-shared|GPU-small|serial\w*|smp")
 _TESTS_NODES = re.compile(
     r"\bsbatch\s[^\n]{0,200}\s(?:-N|--nodes)|\bSLURM_(?:NNODES|JOB_NUM_NODES)\b[^\n]{0,9}\s1\b"
 )
@@ -229,7 +229,10 @@ def _may_have_one_node(subject: Subject) -> bool:
     tasks, cpus = (whole_number(script.value(f"--{of}")) or 1 for of in ("ntasks", "cpus-per-task"))
     fits = script.value("--exclusive") in ("", "exclusive") and tasks * cpus <= 32
     names = (script.value("--partition") or "", script.value("--clusters") or "")
-    return fits or any(map(_FOR_ONE_NODE.fullmatch, names)) or bool(_TESTS_NODES.search(script.text))
+    # The default partition of UPPMAX is core.
+    is_uppmax = not names[0] and re.search(r"(?i)\buppmax|rackham|(?:-M|--clusters)[= ]snowy", script.text)
+    is_named = any(map(_FOR_ONE_NODE.fullmatch, names))
+    return bool(fits or is_named or is_uppmax or _TESTS_NODES.search(script.text))
 
 
 def _has_one_node(subject: Subject) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_hpc.lint.check_registry import plain
+from ddp_hpc.lint.check_registry import nearest_known, plain
 from ddp_hpc.schedulers.script_options import ReadOption
-from ddp_hpc.schedulers.slurm.sbatch_options import find_option
+from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, find_option
 
 
 def with_two_dashes(d: ReadOption) -> str:
@@ -14,3 +14,14 @@ def with_two_dashes(d: ReadOption) -> str:
     is_long = len(name) > 2 and not isinstance(find_option(name), tuple)
     value = "VALUE" if len(d.written) > 80 and equals else value  # a message would cut it
     return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""
+
+
+def near_option(flag: str) -> str:
+    """Returns the option of sbatch that a long option which it does not have stands for; empty if none is
+    similar.
+    """
+    name = flag[2:].lower().replace("_", "-")
+    if not flag.startswith("--") or find_option(name) != ():
+        return ""
+    near = nearest_known([name], CURRENT, cutoff=0.75).get(name)
+    return f"--{near}" if near else ""

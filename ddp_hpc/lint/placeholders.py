@@ -44,7 +44,7 @@ _FOR_NUMBER = re.compile(
 # What a program replaces where a number, a size or a time belongs: num_cores, 1-n_jobs%4, self.cores,
 # 1-==jobs==, XXXtime, xTime:00:00, CORES, HH:MM:SS, processes and totalnodes.
 _NAME_FOR_VALUE = re.compile(
-    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}"
+    r"(?:\d+-)?(?:_*[A-Za-z]+_\w+|_+[A-Za-z]+|[a-z]+\.[a-z]+|==\w+==|X{3}[a-z]+|x[A-Z][a-z]+(?::\d\d){1,2}"
     r"|\w*_(?:[Oo]f|[Tt]he|[Tt]o|[Yy]our?)_[\w.-]+"
     r"|(?:n|num|number|total)?(?:nodes?|cores?|cpus?|tasks?|process(?:es|ors?)?|procs?|ranks?|threads|jobs|memory)"
     r"|(?!NONE|NULL|NAN|INF|[KMGT]B)[A-Z]{2,}(?::[A-Z]{2,}){0,2})(?:%\w+)?"

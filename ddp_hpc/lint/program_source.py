@@ -119,6 +119,11 @@ class ProgramSource:
         return self.files.is_complete and not self._has(_CONNECTS_RANKS)
 
     @property
+    def ignores_signals(self) -> bool:
+        """Whether all of the program was read, and no part of it, nor a framework, handles signals."""
+        return self._is_plain and not self._has("(?i)signal|preempt|requeue")
+
+    @property
     def save_of_all_ranks(self) -> str:
         """Where all ranks save a checkpoint to the same file, such as `train.py:70`; empty if nowhere."""
         for call, (file, function, conditions) in self._saves if self._connects_ranks else ():
