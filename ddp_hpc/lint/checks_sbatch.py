@@ -326,6 +326,8 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         elif before is not None and before.line == d.line and before.value in _CUT and before.flag[1] == "-":
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
             remedy = f"write {before.flag}={plain(d.value).lstrip('=')}"
+            if before.value == "=":
+                what, remedy = "blanks around = end the option", "write the option as --NAME=VALUE"
             if sum(one.line == d.line and one.fault == "stray" for one in options) > 1:
                 remedy += ", and quote a value with blanks"
             yield Problem(d.line, what, remedy)

@@ -75,7 +75,7 @@ rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
     @ in quotes, * is only a character, so this deletes nothing @ write the * outside the quotes
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ write {FIRST..LAST}
-(?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
+(?!(?:lscpu|uname|hostname|date|env)\b)(?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
     @ standard error does not go to the file, as 2>&1 comes before its name
     @ write 2>&1 after it, as in > FILE 2>&1
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note

@@ -24,7 +24,7 @@ _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask
 _SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc(?![\w/])|profile\b|/etc/|/module")
 _HARMLESS = re.compile(
     r"\bsrun\b.*(?:\s|/bin/|[\"'](?=[^;&|]*$))(?:hostname|mkdir|echo|ls|df|rm|free|lscpu|uptime|"
-    r"numactl -[Hs]|killall|pkill|printenv|(?:\S*/)?(?:nvidia|rocm)-smi)\b"
+    r"numactl -[Hs]|dcgmi|killall|pkill|printenv|(?:\S*/)?(?:nvidia|rocm)-smi)\b"
 )
 # The step is this script, or a function of it, so that its traps are in the step.
 _STARTS_ITSELF = re.compile(r"\bexport -f\b|\bsrun\s[^\n]{0,200}\$\{?(?:0|BASH_SOURCE)\b")

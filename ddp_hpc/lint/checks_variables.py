@@ -64,6 +64,7 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
+_RELATIVE_PATH = re.compile(r"\.{1,2}(?:/|$)|[\w-]{1,99}/|[\w-]{0,99}\.[A-Za-z]\w{0,5}$|.{0,99}\*|<")
 # What exports all variables, reads one by its name, or reads another file.
 _IS_READ_ELSEWHERE = re.compile(
     r"(?m)\bset\s[^\n]*-\w*a|allexport|\$\{!"
@@ -173,7 +174,14 @@ def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
     is_ignored &= subject.scheduler.name == "slurm" and script.value("--chdir") is None
     for_threads = len(re.findall(rf"{_FOR_THREADS}{name}\b", script.text))
     is_ignored = is_ignored or 0 < for_threads == len(re.findall(rf"\$\{{?{name}\b", script.text))
-    return bool(may_be_set or is_ignored or _is_only_shown(script, line))
+    changes_only = script.lines[line - 1].split()[:1] == ["cd"] and _has_only_absolute_paths(script)
+    return bool(may_be_set or is_ignored or changes_only or _is_only_shown(script, line))
+
+
+def _has_only_absolute_paths(script: Script) -> bool:
+    """Returns whether the commands have paths, and none of them begins at the current directory."""
+    words = [word.strip("\"'") for c in script.commands if c.name not in ("module", "ml") for word in c.argv]
+    return any(word[:1] == "/" for word in words) and not any(map(_RELATIVE_PATH.match, words))
 
 
 def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:

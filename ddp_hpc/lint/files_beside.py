@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from ddp_hpc.request.program_files import text_of
 from ddp_hpc.schedulers.reader import ScriptReader
 
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
@@ -34,7 +35,15 @@ def is_part_of_others(path: Path | None) -> bool:
     is_submitted = any(
         re.search(rf"(?:sbatch|qsub|submit)\b(?!.*--wrap)[^|]*(?<![\w.-]){name}", line) for line in lines
     )
-    return not is_submitted and (any(map(uses.match, lines)) or any(map(_APPENDS.search, texts)))
+    is_used = any(map(uses.match, lines)) or any(map(_APPENDS.search, texts))
+    return not is_submitted and (is_used or _is_end_of_another(path))
+
+
+def _is_end_of_another(path: Path) -> bool:
+    """Returns whether a script beside the file consists of a shebang, a few lines, and this file."""
+    own = text_of(path) or b""
+    others = filter(None, map(text_of, islice(path.parent.glob(f"*{path.suffix}"), _MAX_FILES)))
+    return any(one.startswith(b"#!") and own != one and one.endswith(own) for one in others if own.strip())
 
 
 def options_on_submission(path: Path | None, reader: ScriptReader) -> frozenset[str]:
