@@ -127,7 +127,7 @@ class Subject:
 
         A value may be computed from other variables, or from itself, so they are read at most `depth` deep.
         """
-        match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
+        match = re.fullmatch(r"\"?\$\{?(\w+)(?::[-=]\w*)?\}?\"?", word)
         if product := re.fullmatch(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)", word):
             one, other = (
                 whole_number(self.value_of(factor if factor.isdecimal() else f"${factor}", depth))

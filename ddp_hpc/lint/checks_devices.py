@@ -19,6 +19,7 @@ _LOCAL_NUMBER = re.compile(
     r"\bCUDA_VISIBLE_DEVICES=[\"']?\$\{?(SLURM_LOCALID|(?:PMI|OMPI_COMM_WORLD)_LOCAL_RANK|MPI_LOCALRANKID|"
     r"PALS_LOCAL_RANKID)\}?[\"']?(?:[\s;&]|$)"
 )
+_LOCAL_DEVICE = re.compile(r"(?:\bcuda:|\bCUDA_VISIBLE_DEVICES=[\"']?)\$\{?(SLURM_LOCALID)\b")
 # The number of a GPU as an option of a program.
 _OF_GPU = re.compile(r"(?:\s--?(?:gpu|device|gpu[-_]id)[= ]\"?(?:cuda:)?|\bcuda:)(\S*?)[\"']?(?=\s|$)")
 
@@ -127,6 +128,13 @@ def _ranks_of(start: Start) -> int:
 def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
     """Yields ranks that take their number on the node for that of a GPU, and are more than its GPUs."""
     gpus = subject.gpus_per_node
+    of_job = subject.script.value("--gpus-per-task")
+    for command in subject.script.launches("srun"):
+        number = _LOCAL_DEVICE.search(single_quoted(command.text))
+        if number and (command.option("--gpus-per-task") or of_job) == "1" and subject.has_many_tasks:
+            what = "with --gpus-per-task=1, each task sees only its own GPU, as number 0"
+            yield Problem(command.line, what, f"write 0 for ${number[1]}", "note")
+            return
     for start in starts(subject) if gpus and subject.script.value("--exclusive") is None else ():
         ranks, number = start.ranks_per_node or 0, _LOCAL_NUMBER.search(single_quoted(start.command.text))
         if start.is_launched and gpus and number and ranks > gpus:

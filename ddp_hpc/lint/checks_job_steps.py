@@ -52,7 +52,7 @@ _READ_LOOP = re.compile(
     r"(?ms)(?:\|\s*|^[ \t]*)while\s+(?:IFS=\S*\s+)?read\s(?!-u)(?:[^\n]*;|[^\n;]*\n)\s*do\s"
     r"(.*?)(?:^[ \t]*|;\s*)done\b(?!\s*\d<)"
 )
-_READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s.*$")
+_READS_INPUT = re.compile(r"(?m)^[ \t]*(srun|ssh|mpirun|mpiexec)\s(?:.*\\\n){,20}.*$")
 _HAS_OTHER_INPUT = re.compile(
     r"/dev/null|--input|-i none|<|&\s*$"
     r"|ssh\s+(?:-(?:[bceFiJlopW]\s+[^-\s]|[^\s-])\S*\s+){,20}?-[A-Za-z]{,9}?[nf][A-Za-z]*\s"

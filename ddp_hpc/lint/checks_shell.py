@@ -201,7 +201,8 @@ _DOWNLOADS = re.compile(
 )
 # With these, another shell or program may expand the ~ of a value, or the name in it.
 _EXPANDS_LATER = re.compile(
-    r"\b(?:eval|ssh|rsync|scp|matlab|octave|Rscript)\b|sbatch <\(|expanduser|\$\{!|declare -n"
+    r"\b(?:eval(?!\s+[\"']?(?:\$\(|`)\S*(?:conda|mamba)\b)|ssh|rsync|scp"
+    r"|matlab|octave|Rscript)\b|sbatch <\(|expanduser|\$\{!|declare -n"
 )
 _EXPANDS_TEXT = re.compile(r"\beval\b|envsubst|sh\s+-\w*c\b|\bssh\b|\bsed\b|\bawk\b|--wrap")
 _SUBMITTED = re.compile(r"(\w+)=[\"']?(?:\$\(|`)\s*sbatch\s(?![^`]*(?:--parsable|\||<<))")
@@ -215,6 +216,17 @@ _ENDLESS = re.compile(
     r"tensorboard\s+--logdir|vllm\s+serve\s|jupyter(?:\s|-)(?:lab|notebook)\b(?!\s+(?:list|stop|password|build|clean|path|--(?:version|help|generate-config)))|ray\s+start\s[^#]*--block|"
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
+_SERVERS = re.compile(r"redis-server\b|(?:\S*/)?(?:mongod|mysqld)\s(?!.*--fork)|nvidia-cuda-mps-control -f")
+# A program that ends, and none that serves others.
+_ENDS_ITSELF = re.compile(
+    r"(?i)(?!.*(?<!-)\b\w*(?:server?|worker|scheduler|controller|dask|jupyter)\b)(?!ray start)"
+    r"(?:.*[\w}]\.(?:py|sh|jl|r)\b|.*\s\./|.*\sbench\b|python\S*\s+-m\s+(?!pip|venv|ip|http)\w)"
+)
+_ENDLESS_LOOP = re.compile(
+    r"(?m)^while\s+(?:true|:|\[\s+1\s+\])\s*(?:;|\n)\s*do\b(?:(?!^done\b|\bbreak\b|\bexit\b)[\s\S]){,2000}?"
+    r"^done\b[^\n#]*&[ \t]*$"
+)
+_OF_WAIT = "write the IDs of the other processes after wait, or kill this one before"
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _ENDS_WITH_SCREENS = re.compile(
@@ -328,6 +340,25 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
     return bool(after) and not is_inside
 
 
+def _endless_before(script: Script, wait: Command) -> int:
+    """Returns the line of a program in the background that does not end by itself; 0 if there is none."""
+    before = [c for c in script.commands if c.line < wait.line]
+    if any(c.name in ("kill", "pkill", "killall", "trap", "disown", "scancel", "set") for c in before):
+        return 0
+    started = [c.line for c in before if c.ends == "&" and _runs_on(c)]
+    # A script that only starts servers waits for them on purpose.
+    if not any(_ENDS_ITSELF.match(c.text[:1000]) and not _runs_on(c) for c in before):
+        return 0
+    text = "\n".join(script.lines[: wait.line - 1])
+    loops = (text.count("\n", 0, loop.start()) + 1 for loop in _ENDLESS_LOOP.finditer(text))
+    return next((line for line in (*started, *loops) if not script.is_quoted(line)), 0)
+
+
+def _runs_on(command: Command) -> bool:
+    is_stopped = re.search(r"\btimeout\b|--pid|--kill-on-bad-exit", command.text)
+    return not is_stopped and (_ENDLESS.match(command.text) or _SERVERS.match(command.text)) is not None
+
+
 def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]:
     outside = re.sub(r"'[^']*'", "", command.text)
     quoted = re.match(r"\"\$\{?(\w+)\}?\"(?=\s|$)", outside)
@@ -355,6 +386,8 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
             yield f"the script ends here, and never reaches line {line}", "remove this line", "note"
     if re.match(r"tail\s+-[fF]\s(?!.*--pid)", outside) and command.ends == "\n" and script.scheduler:
         yield "this command does not end before the walltime", "write --pid=$!, or & at its end", "note"
+    elif command.words == ("wait",) and (endless := _endless_before(script, command)):
+        yield f"this also waits for what line {endless} starts, which does not end", _OF_WAIT
     elif _keeps_others_waiting(script, command):
         yield "this command does not end, so the next one never starts", "write & at its end"
     if _PATH_WITH_SEMICOLON.fullmatch(script.lines[command.line - 1]) and "=" in command.text:
@@ -369,6 +402,11 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     if is_quoted and (tool := re.search(r"\b(?:sed|g?awk)\b", outside)):
         what = f"bash expands no variable in the single quotes of {tool[0]}"
         yield what, "end the quotes before the variable, and begin them again after it"
+    yield from _indices(script, command, outside)
+
+
+def _indices(script: Script, command: Command, outside: str) -> Iterator[tuple[str, ...]]:
+    """Yields indices of strings, and indices without braces."""
     for name, index in re.findall(r"\$\{(\w+)\[(\d+|\$?\{?\w+\}?)\]\}", outside):
         value = script.set_once.get(name, "")
         is_one = index == "0" and _ONE_WORD.search(value)

@@ -115,7 +115,9 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in subject.script.launches("srun"):
-        if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
+        has_program = len(command.own_words) + 1 < len(command.argv)
+        is_bound = command.option("--cpu-bind") in (None, "cores", "threads", "verbose,cores")
+        if has_program and is_bound and command.option("-c", "--cpus-per-task") is None:
             what = (
                 f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
                 f"does not inherit it, so each rank {'gets' if version else 'may get'} one core"

@@ -110,14 +110,21 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
     ):
         return
     for start in starts(subject):
-        if _WITH_MPI.fullmatch(start.program) and not {"-h", "-help", "--help", "--version"} & {*start.words}:
+        is_mpi4py = start.program == "python" and start.words[1:3] == ("-m", "mpi4py")
+        if (is_mpi4py or _WITH_MPI.fullmatch(start.program)) and not {
+            "-h",
+            "-help",
+            "--help",
+            "--version",
+        } & {*start.words}:
             # Built with OpenMP, one rank may use all CPUs of a node.
             has_threads = re.search(
                 r"\somp\b|OMP_NUM_THREADS=(?!1\b)|\s-k\w* on .{0,40}\bt [2-9]", subject.script.text
             )
             is_psmp = "psmp" in start.program and "OMP_NUM_THREADS" not in subject.script.text
             is_note = has_threads or is_psmp or _are_in_background(subject)
-            what = f"{plain(start.program)} has MPI, and without a launcher it starts one rank"
+            program = "mpi4py" if is_mpi4py else plain(start.program)
+            what = f"{program} has MPI, and without a launcher it starts one rank"
             remedy = "write mpirun, or srun on Slurm, before it"
             yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return

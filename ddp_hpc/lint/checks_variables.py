@@ -111,7 +111,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     of_scheduler = {name: line for name, line in read.items() if OF_SCHEDULERS.fullmatch(name)}
     unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
     nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
-    assigned = list(dict.fromkeys(name for _, name, _ in script.assignments))
+    assigned = _assigned(script)
     del assigned[_MOST_PAIRS // (len(read) or 1) :]
     for name, line in ((name, line) for name, line in read.items() if name not in reader.variables):
         near = nearest.get(name, "")
@@ -157,6 +157,12 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
             yield Problem(read[name], what, f"use {instead}", severity)
     yield from _unset_numbers_of_ranks(subject, read)
     yield from _without_option(subject, read)
+
+
+def _assigned(script: Script) -> list[str]:
+    """Returns the names of the variables that the script sets, also those of its loops."""
+    in_loops = re.findall(r"(?m)^[ \t]*for[ \t]+(\w{1,40})[ \t]+in\b", script.text)
+    return list(dict.fromkeys((*(name for _, name, _ in script.assignments), *in_loops)))
 
 
 def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:

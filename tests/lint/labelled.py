@@ -1284,6 +1284,15 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM007", False, S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=8\nsrun ./a\n"),
     (
         "SLURM007",
+        True,
+        S + "#SBATCH -n 4 -c 8\nexport OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun cp2k.psmp\n",
+    ),
+    ("RANK017", True, S + "#SBATCH -n 4 --gpus-per-task=1\nsrun bash -c 'python a.py cuda:$SLURM_LOCALID'\n"),
+    ("RANK017", False, S + "#SBATCH -n 4 --gpus-per-task=1\nsrun bash -c 'python a.py cuda:0'\n"),
+    ("JOB040", False, S + "while read -r a; do\n  srun python a.py \\\n    $a < /dev/null\ndone < list\n"),
+    ("JOB034", True, S + 'eval "$(conda shell.bash hook)"\nDATA="~/data"\nls "$DATA"\n'),
+    (
+        "SLURM007",
         False,
         S + "#SBATCH -n 4 -c 8\nexport SRUN_CPUS_PER_TASK=8 OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun ./a\n",
     ),
