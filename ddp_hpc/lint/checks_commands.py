@@ -41,7 +41,9 @@ _GPU_PROGRAM = re.compile(
 _NO_OPTION = re.compile(r"(?i:rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d\d|[= ]alvis\b)")
 _OF_AMD = re.compile(r"ROCR_VISIBLE|MIOPEN_|\b(?:module|ml)\s.*\brocm|\brocm-smi")
 _USES_GPUS = re.compile(
-    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|(?:docker|podman)\b[^#]{,500}?--gpus|--runtime|--device\b|"
+    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|(?:docker|podman)\b[^#]{,500}?--gpus|--runtime|"
+    # Not --device cuda, which is an option of programs.
+    r"--device[= ][\"']?(?:\S{,99}?nvidia\.com|/dev/|\$)|"
     r"nvidia-docker"
 )
 # Programs in containers that need no GPU, even if the image or the job has some.
@@ -52,7 +54,10 @@ _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)(?=\s)(?!.*\s(?:-[it]*d[it]*|--detach)\b)\s(?:[^|;]*\s)?"
     r"(?:-(?:it|ti)|(?:-i|--interactive)\s+(?:-t|--tty)|(?:-t|--tty)\s+(?:-i|--interactive))\b(?!\s+\d)|"
-    r"\bsrun\s(?:[^|;]{,300}\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b"
+    r"\bsrun\s(?:[^|;]{,300}\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*(?:salloc|sudo)\b|"
+    # Words after the image are arguments of its shell.
+    r"^\s*(?:singularity|apptainer)\s+shell[\s\\]+(?:(?:-[BHSWos]|--(?:bind|home|overlay|scratch|pwd|shell|workdir|env))"
+    r"[\s\\=]+[^\s\\]+[\s\\]+|-[^\s\\]+[\s\\]+){,20}(?!-)[^\s\\<]+\s*$"
 )
 _REMOVE_SALLOC = "remove salloc and its options, and request the same resources with directives"
 _LINE_OF_TASK = re.compile(
@@ -269,17 +274,19 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
     # Without a shebang and directives at its beginning, the file may be a list of commands for a terminal.
     is_script = bool(subject.script.scheduler and (subject.script.read() or subject.script.shebang))
-    for command in subject.script.commands if is_script and not asks else ():
+    commands = subject.script.commands if is_script and not asks else ()
+    for before, command in zip((None, *commands), commands, strict=False):
         # An alias runs nothing, and the others give their command a terminal.
         is_other = command.name in ("echo", "printf", "alias", "script", "unbuffer", "expect")
         if is_other or "--no-shell" in command.words or not (match := _INTERACTIVE.search(command.text)):
             continue
+        has_input = before is not None and before.ends in ("|", "|&") and " shell" in match[0]
         is_sudo = match[0].strip() == "sudo"
         # For a program of the site, and on machines where the author is root, it needs no password.
         of_site = any(
             re.match(r"/(?!s?bin/|usr/s?bin/)|(?:apt|apt-get|yum|dnf)$", word) for word in command.argv[1:2]
         )
-        if is_sudo and (num_sudo > 1 or of_site):
+        if has_input or (is_sudo and (num_sudo > 1 or of_site)):
             continue
         yield Problem(command.line, *_without_terminal(command, match[0]))
 
@@ -309,6 +316,9 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
     if name in ("docker", "podman"):
         # podman only prints a warning, and most scripts with docker -it are run by hand on another machine.
         return what, "omit -t (--tty)", "note"
+    if name in ("singularity", "apptainer"):
+        what = f"without input, {name} shell ends at once, and the next commands run outside of it"
+        return what, f"write {name} exec IMAGE COMMAND for each of them", "warning"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"
 

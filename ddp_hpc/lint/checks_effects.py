@@ -76,6 +76,16 @@ SEVERALLINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
       (?=[^\0]{,3000}?\bsbatch\s[^\n]{,200}?after\w*:["']?\$\{?SLURM_JOB_?ID)
       (?=[^\0]{,3000}?\b(?:resume|restart|ckpt|checkpoint)\S{,40}?[= ]["']?\$\{?\1\b)
     @ the next job has another ID, so it does not find what this one has saved @ omit the ID
+^\#(?=[^\n]*(?i:at (?:a|the same|once|one)\b|simultan|concurren|\bmax|limit|parallel|throttl))
+      [^\n]*\b(\d+)\b[^\n]*\n
+      \#SBATCH\s+(?:--array[= ]|-a\s*)\d+-\d+:(?!1\s)\1\s
+    @ the number after the colon is the step from index to index, so the others are left out
+       @ write % instead of the colon
+\A(?=[^\0]*?\s-\w*L\s*["']?([\w${}]+):(?!localhost|127\.|0\.0|\[)[\w${}.()-]+:\1)[^\0]*?
+      ^[ \t]*(?:srun\s+|exec\s+)?jupyter[ -](?:lab|notebook)\s+(?=-)
+      (?!(?:[^\n]|\\\n){,500}\b(?:ip|config)[= ]+(?!["']?(?:localhost|127)))
+    @ Jupyter listens only at the loopback address of the node, which the tunnel does not reach
+       @ write --ip=$(hostname)
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
     @ in quotes, the program and its arguments are one name @ omit the quotes, or write bash -c before them
 """

@@ -9,7 +9,13 @@ from itertools import takewhile
 from ddp_hpc.lint.blocks import with_depth
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.checks_program_limits import IS_LIGHT
-from ddp_hpc.lint.launch_commands import hides_launcher_options, ranks_per_node, single_quoted, starts
+from ddp_hpc.lint.launch_commands import (
+    hides_launcher_options,
+    ranks_per_node,
+    single_quoted,
+    starts,
+    with_values,
+)
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -35,6 +41,17 @@ _KEPT = re.compile(
 # Files of a fixed name that a command writes, and commands that write none of their results.
 _FIXED = re.compile(
     r"(?:\s(?:--out(?:put|file)?|-o)[= ]|[^-=2&|<>]>\s?)[\"']?([\w./-]+\.[A-Za-z]\w*)(?=[\s;\"']|$)"
+)
+_KEPT_IN_VARIABLE = re.compile(
+    r"\s--(?=\w*?(?:out|save|ckpt|checkpoint))[\w-]+[= ]\"?(\$\{?(\w+)\}?(?![\w$])[^\s\"]*)"
+)
+_NODE_LOCAL = re.compile(
+    r"\$\(mktemp -d(?:\s.{,99}(?:\{?(?:SLURM_)?TMPDIR\b|/tmp\b).*|\))|"
+    r"(?:\$\{?(?:SLURM_)?TMPDIR\b|/tmp\b)[^.]*"
+)
+_JOBLOG = re.compile(r"--joblog[= ]\"?([\w./-]+)(?=[\s\"]|$)")
+_SAVED = re.compile(
+    r"\s--(?:out|save|result)(?![\w-]{,20}(?:dir|folder))[\w-]*[= ]\"?([\w./-]+\.[A-Za-z]\w{,7})(?=[\s\"]|$)"
 )
 _NO_RESULTS = re.compile(r"echo|printf|unzip|grep|sbatch|qsub|for|ssh|set|curl|ls")
 # A directory of a node, results with relative names, and arguments in other directories.
@@ -147,7 +164,9 @@ def is_in_loop(subject: Subject, command: Command) -> bool:
 @check("JOB040", "note", "lost results, a loop or a job that does not end as meant, or a list as a number")
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
-    of_array = bool(re.search("[-,]", tasks)) and not re.search(r"(?m)^[ \t]*cd\s[^#\n]*\$", script.text)
+    of_array = bool(re.search("[-,]", tasks)) and not re.search(
+        r"(?m)^[ \t]*cd\s[^#\n]*\$(?!\{?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR|HOME)\b)", script.text
+    )
     has_trap = any(command.name == "trap" for command in script.commands)
     for start in starts(subject) if script.scheduler else ():
         command, is_code = start.command, start.command.launched[1:2] == ("-c",) and start.num_ranks != 1
@@ -156,11 +175,15 @@ def _repeated_work(subject: Subject) -> Iterator[Problem]:
             what = f"all {'ranks' if is_code else 'tasks of the array'} write to {shown(file[1])}"
             yield Problem(command.line, what, "put the rank or the task into its name")
         rest = "\n".join(script.lines[command.line :])
-        if (kept := _KEPT.search(command.text)) and not _COPIES.search(rest) and not has_trap:
+        kept, is_lost = _KEPT.search(command.text), not has_trap
+        if kept is None and start.words[0][:1] != "-" and (kept := _KEPT_IN_VARIABLE.search(command.text)):
+            is_lost = _is_lost(subject, command, kept[2])
+        if kept and is_lost and not _COPIES.search(rest):
             what = f"{shown(kept[1])} is on the node, and nothing copies it before the job ends"
             yield Problem(command.line, what, "write to a shared file system, or copy it at the end")
     yield from _left_on_node(subject) if not has_trap else ()
     yield from _same_file(subject) if of_array else ()
+    yield from _at_last_index(subject)
     for loop in _READ_LOOP.finditer(script.text):
         step = _READS_INPUT.search(loop[1])
         if step and not _HAS_OTHER_INPUT.search(step[0]):
@@ -186,15 +209,54 @@ def _of_array(script: Script) -> set[str]:
     return names
 
 
+def _at_last_index(subject: Subject) -> Iterator[Problem]:
+    """Yields a command of the task with the last index of an array that reads the results of all tasks."""
+    last = re.fullmatch(r"\d+-(\d{1,9})", subject.script.value("--array", "-J") or "")
+    number = rf"(?:{last[1]}|\$\{{?SLURM_ARRAY_TASK_MAX\}}?)" if last else ""
+    index = r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?"
+    asks = re.compile(rf"{index}[\"']?\s*(?:-eq|==?)\s*[\"']?{number}\b")
+    for command in subject.script.commands if last else ():
+        is_read = re.match(r"(?:cat|paste|python\S*|Rscript|tar|zip)\s[^#]*?[\w./]\*", command.text)
+        if is_read and asks.search(subject.script.conditions.get(command.line, "")):
+            what = "the task with the last index may end before others, whose results are missing here"
+            yield Problem(command.line, what, "do this in a job of its own, which waits for the array")
+            return
+
+
 def _same_file(subject: Subject) -> Iterator[Problem]:
     """Yields a command that reads the index of an array, and writes to the same file for all of its tasks."""
     names = _of_array(subject.script)
     for command in subject.script.commands:
-        file = None if _NO_RESULTS.fullmatch(command.name) else _FIXED.search(command.text)
+        text = with_values(subject.script, command.text)
+        if (log := _JOBLOG.search(text)) and re.search(r"\s--resume\b", text):
+            what = f"all tasks of the array have the job log {shown(log[1])}, so they skip each other's jobs"
+            yield Problem(command.line, what, "put the index of the task into its name")
+            return
+        file = _FIXED.search(command.text) or _SAVED.search(text)
+        file = None if _NO_RESULTS.fullmatch(command.name) else file
         if file and names & {*_NAME.findall(command.text)}:
             what = f"all tasks of the array write to {shown(file[1])}, and only one result remains"
             yield Problem(command.line, what, "put the index of the task into its name")
             return
+
+
+def _is_lost(subject: Subject, command: Command, name: str) -> bool:
+    """Returns whether the variable is a directory of the node, and the rest of the script only removes it."""
+    script = subject.script
+    later = [c for c in script.commands if c.line > command.line and name in _NAME.findall(c.text)]
+    is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text)
+    traps = " ".join(c.text for c in script.commands if c.name == "trap")
+    # Another program may read what this one writes there.
+    is_read = any(c.name not in ("rm", "echo", "ls", "du", "trap") and _reads_only(c, name) for c in later)
+    is_removed = not traps or re.fullmatch(r"(?:trap\s+['\"]rm -\w+ [^;&]*['\"][\w\s]*)+", traps) is not None
+    is_local = _NODE_LOCAL.fullmatch(script.set_once.get(name, "")) and not is_in_container
+    return bool(is_local) and is_removed and not is_read
+
+
+def _reads_only(command: Command, name: str) -> bool:
+    """Returns whether a command may write something elsewhere than to this directory."""
+    paths = [word for word in command.argv[2:] if "/" in word or "$" in word or ">" in command.text]
+    return any(name not in _NAME.findall(path) for path in paths) or ">" in command.text
 
 
 def _left_on_node(subject: Subject) -> Iterator[Problem]:

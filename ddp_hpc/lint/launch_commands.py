@@ -122,7 +122,7 @@ class Start:
         """The launcher of ranks that `bash -c` starts without a condition, or else the start itself."""
         flags = [i for i, word in enumerate(self.words[:4]) if re.fullmatch("-[a-z]*c", word)]
         code = self.words[flags[0] + 1 : flags[0] + 2] if flags and self.program in ("bash", "sh") else ()
-        text = _with_values(self.subject.script, *code) if code else ""
+        text = with_values(self.subject.script, *code) if code else ""
         for part in re.split(r"[;\n&|]+", _SUBSTITUTION.sub("`", text)):
             if re.match(r"\s*(?:if|case|test|\[|\(\()", part):
                 break
@@ -168,7 +168,7 @@ class Start:
         return nodes * per_node if nodes and per_node else None
 
 
-def _with_values(script: Script, text: str) -> str:
+def with_values(script: Script, text: str) -> str:
     """Returns a text with the values of variables that the script sets once, without continued lines."""
 
     def value(name: re.Match[str]) -> str:
@@ -245,7 +245,7 @@ def _with_words(script: Script, command: Command) -> Command:
     for word in command.words:
         is_variable = re.fullmatch(r"\$\{?\w+\}?", word) and f'"{word}"' not in command.text
         # The value of an array is not recorded.
-        words += (_with_values(script, word).split() if is_variable else []) or [word]
+        words += (with_values(script, word).split() if is_variable else []) or [word]
     return replace(command, words=tuple(words))
 
 

@@ -143,6 +143,9 @@ RANKS = S + "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-
 ONE = S + "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\n"
 P = "#!/bin/bash -l\n#PBS -l walltime=01:00:00\n"
 SELECT = P + "#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4\n"
+ARRAY = S + "#SBATCH --array=0-9\nI=$SLURM_ARRAY_TASK_ID\n"
+LOCAL = S + "W=$(mktemp -d /tmp/a.XXXX)\ntrap 'rm -rf $W' EXIT\n"
+TUNNEL = "N=$(hostname)\nP=8899\necho ssh -N -L $P:$N:$P login\n"
 TORQUE = P + "#PBS -l nodes=1:ppn=8\n"
 
 # Whole scripts: the check, whether it has a finding, and the script.
@@ -1529,6 +1532,28 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK001", False, RANKS + "mpirun --prefix $(which mpirun) -np 8 ./a.out\n"),
     ("RANK005", False, S + "#SBATCH -n 2\nsrun -c 32 python a.py --num_workers 32\n"),
     ("JOB028", False, S + "sudo yum install -y a\n./a\n"),
+    ("JOB026", True, S + "#SBATCH -G 1\nI=a.sif\napptainer exec $I python a.py --device cuda\n"),
+    ("JOB026", False, S + "#SBATCH -G 1\nI=a.sif\napptainer exec --nv $I python a.py --device cuda\n"),
+    ("JOB026", False, S + "#SBATCH -G 1\npodman run --device nvidia.com/gpu=all a python a.py\n"),
+    ("JOB040", True, ARRAY + "D=runs/a\npython a.py --seed $I --save-model $D/a.pt\n"),
+    ("JOB040", False, ARRAY + "D=runs/$I\npython a.py --seed $I --save-model $D/a.pt\n"),
+    ("JOB040", False, ARRAY + "python a.py --seed $I --out-folder runs/a.b\n"),
+    ("JOB040", True, ARRAY + "parallel --joblog a.log --resume ./a {} :::: list_$I\n"),
+    ("JOB040", False, ARRAY + "parallel --joblog a_$I.log --resume ./a {} :::: list_$I\n"),
+    ("JOB040", True, ARRAY + "./a $I\nif [ $SLURM_ARRAY_TASK_ID -eq 9 ]; then\n  cat out/*.csv > all\nfi\n"),
+    ("JOB040", False, ARRAY + "./a $I\nif [ $SLURM_ARRAY_TASK_ID -eq 9 ]; then\n  cat head.csv\nfi\n"),
+    ("JOB040", True, LOCAL + "python a.py --out $W/b\npython b.py --model $W/b\n"),
+    ("JOB040", False, LOCAL + "python a.py --out $W/b\npython b.py --model $W/b --to runs/c\n"),
+    ("JOB040", False, LOCAL + "python a.py --out $W/b\ncp -r $W/b runs\n"),
+    ("JOB040", False, LOCAL + "docker run -v $W:/b c python a.py --out $W/b\ncp -r $W/b runs\n"),
+    ("JOB042", True, S + "# 20 at the same time\n#SBATCH --array=1-200:20\n./a $SLURM_ARRAY_TASK_ID\n"),
+    ("JOB042", False, S + "# 20 at the same time\n#SBATCH --array=1-200%20\n./a $SLURM_ARRAY_TASK_ID\n"),
+    ("JOB042", False, S + "# at most 1 at a time\n#SBATCH --array=1-20:1\n./a $SLURM_ARRAY_TASK_ID\n"),
+    ("JOB042", False, S + "# each takes 20 rows\n#SBATCH --array=1-200:20\n./a $SLURM_ARRAY_TASK_ID\n"),
+    ("JOB042", True, S + TUNNEL + "jupyter lab --ip=127.0.0.1 --port=$P\n"),
+    ("JOB042", True, S + TUNNEL + "jupyter lab --no-browser --port=$P\n"),
+    ("JOB042", False, S + TUNNEL + "jupyter lab --no-browser --ip=0.0.0.0 --port=$P\n"),
+    ("JOB042", False, S + TUNNEL.replace("$N:", "localhost:") + "jupyter lab --port=$P\n"),
     ("SLURM020", False, S + "#SBATCH -D runs/a\n#SBATCH -o runs/a/a.log\nmkdir -p runs/a\n./a\n"),
 ]
 
