@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
@@ -112,6 +112,8 @@ _WITHOUT_MPI = frozenset(
 _BEFORE = frozenset(("singularity", "apptainer", "time", "env", "nice", "numactl"))
 _OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
 _STARTS_POOL = re.compile(r"(?is)\bmatlab\b.*\bparpool\((?!\W*threads)")
+# A script that submits itself, with a counter.
+_SUBMITS_NEXT = re.compile(r"(?m)^[^#\n]*\b(?:sbatch|qsub)\s[^\n#]*(?:\$\(\(\s*\$?\w+\s*\+\s*1|\$\{?0\b)")
 _INTERPRETERS = ("python", "Rscript", "julia", "perl")
 _RANKS = re.compile(
     rb"(?i)mpi|rank|procid|localid|nodeid|dask|\bray\b|distributed|master_|multi-prog|cluster|parallel|lammps|cpu.bind|hint"
@@ -140,6 +142,9 @@ def _together(subject: Subject) -> Iterator[Problem]:
             what = f"{shown(command.argv[0])} is not a command"
             yield Problem(command.line, what, f"write {meant[0]}", "warning")
     yield from _copies(subject)
+    yield from _serial_solvers(subject)
+    yield from _begins_again(subject)
+    yield from _memory_of_each_cpu(subject)
     tasks = script.value("--array", "-J") or "" if script.scheduler else ""
     pools = [command for command in script.commands if _STARTS_POOL.search(command.text)]
     has_several = re.match(r"(\d+)[-,](?!\1\b)\d(?!.*%1$)", tasks)
@@ -188,6 +193,49 @@ def _copies(subject: Subject) -> Iterator[Problem]:
                 command.line, what, f"start it without {own.name}, and give it the number of threads"
             )
             return
+
+
+def _serial_solvers(subject: Subject) -> Iterator[Problem]:
+    """Yields a solver of OpenFOAM of which a launcher starts several copies, as -parallel is missing."""
+    for command in subject.script.launches("srun", "mpirun", "mpiexec"):
+        words = command.argv[1 + len(command.own_words) :] or ("",)
+        is_open = any(word in ("-parallel", "-help") or word[:1] in ("$", "`", ":") for word in words)
+        of_job = "$SLURM_NTASKS" if command.name == "srun" else ""
+        given = command.option("-n", "-np", "--np", "--ntasks") or of_job
+        number = subject.value_of(given)
+        # mpirun with the value of a variable starts several.
+        is_several = (whole_number(number) or 0) > 1 or (number.startswith("$") and number != of_job)
+        solver = words[0].rpartition("/")[2]
+        if re.fullmatch(r"[a-z]\w*Foam", solver) and not is_open and is_several:
+            what = f"without -parallel, each rank of {plain(solver)} computes the whole case"
+            yield Problem(command.line, what, "add -parallel after its name", "warning")
+            return
+
+
+def _begins_again(subject: Subject) -> Iterator[Problem]:
+    """Yields mdrun of GROMACS in a chain of jobs that does not read the checkpoint of the job before."""
+    script = subject.script
+    is_chain = re.search(r"-\d+%1$", script.value("--array", "-J") or "") or _SUBMITS_NEXT.search(script.text)
+    if not is_chain or re.search(r"\s-cpi\b|grompp|convert-tpr|tpbconv", script.text):
+        return
+    for command in script.commands:
+        name = command.words[command.words.index("-deffnm") + 1 :][:1] if "-deffnm" in command.words else ()
+        if "mdrun" in command.text and name and "$" not in name[0]:
+            what = "without -cpi, mdrun of each job begins the simulation again"
+            yield Problem(command.line, what, f"add -cpi {plain(name[0])}.cpt")
+            return
+
+
+def _memory_of_each_cpu(subject: Subject) -> Iterator[Problem]:
+    """Yields the memory of a job that is given as that of each CPU."""
+    script = subject.script
+    memory = re.fullmatch(r"(?i)(\d{1,6})([gt])b?", script.value("--mem-per-cpu") or "")
+    cpus = whole_number(script.value("--cpus-per-task")) or 1
+    total = int(memory[1]) * (1024 if memory[2] in "tT" else 1) * cpus if memory else 0
+    if total > 4096:
+        what = f"--mem-per-cpu is for each of {cpus} CPUs, so each task needs {total} GB on one node"
+        remedy = f"write --mem={plain(memory[0]) if memory else ''} if this is the memory of the job"
+        yield Problem(subject.line_of("--mem-per-cpu"), what, remedy, "warning")
 
 
 def _index_of_script(subject: Subject, command: Command) -> int:

@@ -53,6 +53,7 @@ _JOBLOG = re.compile(r"--joblog[= ]\"?([\w./-]+)(?=[\s\"]|$)")
 _SAVED = re.compile(
     r"\s--(?:out|save|result)(?![\w-]{,20}(?:dir|folder))[\w-]*[= ]\"?([\w./-]+\.[A-Za-z]\w{,7})(?=[\s\"]|$)"
 )
+_EDITED = re.compile(r"(?s)\s(?:-\w{,3}i|--in-place)\S*\s.*\s[\"']?([\w./-]+)[\"']?\s*$")
 _NO_RESULTS = re.compile(r"echo|printf|unzip|grep|sbatch|qsub|for|ssh|set|curl|ls")
 # A directory of a node, results with relative names, and arguments in other directories.
 _TO_NODE = re.compile(
@@ -92,6 +93,11 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     if len(steps) > 1 < copies and all("python" in c.text and not hides_launcher_options(c) for c in steps):
         what = f"each srun starts its program {copies} times, once for each task of the job"
         yield Problem(steps[0].line, what, "write srun --exact -n 1")
+    for command in script.commands:
+        step = re.search(r"(?<![${\w])srun\s.*", command.text) if command.name == "parallel" else None
+        if step and copies > 1 and not _SIZED.search(step[0]) and not re.search(r"\s\$", step[0]):
+            what = f"each srun of parallel starts its program {copies} times, once for each task of the job"
+            yield Problem(command.line, what, "write srun --exact -N 1 -n 1")
     in_background = [
         command
         for command in subject.script.launches("srun")
@@ -231,6 +237,11 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
         if (log := _JOBLOG.search(text)) and re.search(r"\s--resume\b", text):
             what = f"all tasks of the array have the job log {shown(log[1])}, so they skip each other's jobs"
             yield Problem(command.line, what, "put the index of the task into its name")
+            return
+        edited = _EDITED.search(command.text) if command.name == "sed" else None
+        if edited and names & {*_NAME.findall(command.text)}:
+            what = f"all tasks of the array change {shown(edited[1])}, while others read it"
+            yield Problem(command.line, what, "let each task write a copy: sed ... FILE > FILE_OF_TASK")
             return
         file = _FIXED.search(command.text) or _SAVED.search(text)
         file = None if _NO_RESULTS.fullmatch(command.name) else file

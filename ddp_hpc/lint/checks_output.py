@@ -63,11 +63,12 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     reported: set[int] = set()
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
+        is_tested = command.ends in ("&&", "||") or before.words[0] in ("if", "elif")
         if (
             command.name in ("tee", *_COMPRESSES)
             and before.ends in ("|", "|&")
             and before.name not in _WRITES_TEXT
-            and "$?" in after
+            and ("$?" in after or (is_tested and command.name == "tee"))
             and command.ends != "&"
             and not after.startswith("trap")
         ):

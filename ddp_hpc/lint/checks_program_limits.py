@@ -67,8 +67,10 @@ IS_LIGHT = re.compile(
     r"samtools|bcftools|bedtools|bowtie2?-build|\S*-build|tar|unzip|mkfifo|basename|dirname|local|ulimit|shopt|read|"
     r"singularity|apptainer|touch|wget|curl|chmod|rsync|env|eval|function|\{|\}|true|false|continue|break"
 )
-# Options for memory: of STAR in bytes, and of Java.
-_LIMITS = re.compile(r"(--limit(?:GenomeGenerate|BAMsort)RAM(?=\s)|-Xmx)\s*(\d+[kmgtKMGT]?)\b")
+# Options for memory: of STAR in bytes, of Java, and a variable of Gaussian.
+_LIMITS = re.compile(
+    r"(--limit(?:GenomeGenerate|BAMsort)RAM(?=\s)|-Xmx(?!=)|\bGAUSS_MDEF(?==))[\s=\"']*(\d+[kmgtKMGT]?[bB]?)\b"
+)
 # What may use the CPUs of a task without OpenMP, and what names them in options of srun.
 _OTHER_THREADS = re.compile(
     r"(?i)python|\bR(?:script)?\b|julia|matlab|java|thread|cpu|core|worker|parallel|proc|\s-n?[tj]\b|\b(?:ba)?sh\b|singularity|apptainer"
@@ -156,14 +158,20 @@ def _memory(subject: Subject) -> Iterator[Problem]:
 
 
 def _orca(subject: Subject) -> Iterator[Problem]:
-    """Yields an input of ORCA in the script with more processes than the job has tasks."""
+    """Yields ORCA with more processes than the job has tasks, and without the path that several need."""
     tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
+    starts_orca = next((c for c in subject.script.commands if c.argv[:1] == ("orca",)), None)
     wanted = re.search(r"(?im)^[ \t]*(?:%pal\s+nprocs\s+|![^\n]*\bPAL)(\d{1,4})\b", subject.script.text)
     is_orca = "orca" in subject.script.text.lower() and not subject.scheduler.reader.requests_by_resources
     if wanted and int(wanted[1]) > tasks and subject.script.read() and is_orca:
         what = f"ORCA starts {wanted[1]} processes with mpirun, which has a slot for each task ({tasks})"
         line = subject.script.text.count("\n", 0, wanted.start(1)) + 1
         yield Problem(line, what, f"use --ntasks={wanted[1]} and --cpus-per-task=1", "note")
+    is_own = re.search(r"(?m)^[ \t]*(?:alias orca=|(?:function\s+)?orca\s*\(\))", subject.script.text)
+    is_parallel = int(wanted[1]) > 1 if wanted else subject.has_many_tasks
+    if starts_orca and is_parallel and not is_own:
+        what = "with several processes, ORCA must be started with its full path, to find its programs"
+        yield Problem(starts_orca.line, what, 'write "$(command -v orca)" for orca', "note")
 
 
 def _bytes(text: str, unit: int = 2**20) -> int:

@@ -27,6 +27,7 @@ _INTERPRETER = re.compile(
 _MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _MAX_CHARS = 500
+_MOST_S = 7 * 86400  # longer times are no limits
 _MOST_MINUTES = 20 * 1440  # few sites allow longer jobs
 
 
@@ -72,8 +73,22 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, what, remedy, severity, is_to_fill_in)
 
 
+def _time_of_cpus(subject: Subject) -> Iterator[Problem]:
+    """Yields a time of all CPUs together, without a walltime."""
+    resources = subject.script.resources() if not subject.walltime else ()
+    given = {name: (d.line, value) for d, name, value in resources}
+    line, text = given.get("cput", (1, ""))
+    chunk = re.search(r"(?:ncpus|ppn)=(\d{1,4})\b", " ".join(value for _, value in given.values()))
+    limit_s = (subject.scheduler.reader.walltime_s(text) if text else 0) or 0
+    if 0 < limit_s <= _MOST_S and chunk and (cpus := int(chunk[1]) * (subject.num_nodes or 1)) > 1:
+        what = f"cput is the time of all CPUs together, and {cpus} can use it up in "
+        what += counted(limit_s // cpus // 60, "minute")
+        yield Problem(line, what, f"write walltime={plain(text)} if this is the time of the job", "note")
+
+
 @check("JOB012", "warning", "an ambiguous walltime")
 def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
+    yield from _time_of_cpus(subject)
     line, text = subject.walltime or (1, "")
     comment = _comment(subject, line)
     says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)

@@ -83,6 +83,8 @@ for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @
     @ the escaped ampersands are arguments of this command @ write &&
 (?:(?:if|elif|while)\s+)?\[\s(?!.*\|\s*bc\b)(?:[^\]"'(]|"[^"]*"|'[^']*')*\s>=?\s*[\d$]
     @ in [ ], > redirects output to a file instead of comparing @ write -gt for >, or -ge for >=
+(?:(?:if|elif|while)\s+)?\[\s(?!.*\|\s*bc\b)(?:[^\]"'(`<]|"[^"]*"|'[^']*')*\s<=?\s*[\d$]
+    @ in [ ], < reads from a file instead of comparing @ write -lt for <, or -le for <=
 (?:export\s+)?(?!PATH=)<NAME>=["']~/ @ bash does not expand ~ in quotes @ write "$HOME/..." @ note
 (?:export\s+)?(LD_LIBRARY_PATH|PYTHONPATH)=(?!.*\$\{?\1\b).*:\$\{?PATH\b
     @ PATH contains the directories of programs, and the former value is lost
@@ -113,10 +115,10 @@ cd\s+(?:\S*["'/])?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR)\b|(?:mpi|srun)[^'"#$]*\s-np
     |conda activate\s|module load\s|export\s)[^;&|\n]*\1\s*$
     @ this changes only the shell that -c starts, which then ends
     @ move it into the script, or start the program in the same shell
-srun\s[^#'"]*\bray\s+start\s(?![^#]*--block)
+srun\s(?:[^#'"]|"\$[^"']*")*\bray\s+start\s(?![^#]*--block)
     @ ray start returns, which ends the step @ add --block, and & at the end
 \./etc/profile(?:\.d/\S+)?$ @ the blank after the first dot is missing @ write source /etc/... @ note
-(?:(?:ba)?sh )?(?!\./etc/)[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?$
+(?:(?:ba)?sh )?(?!\./etc/)"?[^\s="]*(?:bin/activate|profile\.d/\w+\.sh)/?"?$
     @ without source, this file changes only its own process, not the shell of the job @ write source FILE
 <ANY>\b(?:python[\d.]*|torchrun|accelerate launch)\s(?:-\S+\s)*-m\s+[\w./]+\.py(?:\s|$)
     @ -m takes the name of a module, not of a file @ omit -m, or write PACKAGE.MODULE
@@ -185,6 +187,17 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
     @ the second type of dependency is taken for the ID of a job @ write a comma before it @ note
 (?!foamJob)(?:\S*/)?(?:\w*(?:Foam|Mesh)|redistributePar)\s[^#|;&]*?(?<=\s)-parallel(?:\s|$)
     @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
+(?:\S*/)?matlab\s[^#;|]*\s-(?:batch|r)\s+["']?[A-Za-z]\w*\.m\s*(?:["';,]|\s|$)
+    @ MATLAB takes this for the field m of a variable, which is an error @ omit .m
+[^#]*\bR\s+CMD\s+BATCH\s+(?:-\S+\s+)*[^\s-]\S*\.[Rr]\s+"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_?I\w+)\}?"?\s*$
+    @ this is the name of the output file, and the program gets no argument
+    @ write Rscript FILE.R ARGUMENT @ note
+(?P<left>)(?:\S*/)?(?:abaqus|abq\d\w*)\s(?=[^#]*\b(?:job|j)=)(?!\s*-?(?:make|python|cae|viewer|odbreport|upgrade|help)\b)
+    (?![^#]*\s-?int(?:e\w*)?(?:\s|$))
+    @ abaqus goes to the background, and the job ends before it has finished @ add interactive @ note
+[^#'"]*(?<![\w-])parallel\s(?=[^#]*(?:--sshlogin(?:file)?|--slf|-S)[\s=])(?![^#]*(?:--(?:workdir|wd|basefile|transfer|bf)\b|\bcd\s))
+    [^#]*?[\s"']\./\w
+    @ on other hosts, GNU parallel runs this in the home directory @ add --workdir "$PWD" @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this command may wait for input, which a batch job does not get
     @ run it before submitting, on a login node @ note
@@ -321,8 +334,14 @@ def _has_input(script: Script, command: Command) -> bool:
     return index > 0 and script.commands[index - 1].ends in ("|", "|&")
 
 
+def _is_awaited(script: Script, command: Command) -> bool:
+    """Returns whether a command may wait for one that has gone to the background."""
+    rest = "\n".join(script.lines[command.line :])
+    return bool(re.search(r"\b(?:sleep|wait|while|until)\b|\.lck\b", rest))
+
+
 # Groups of expressions, and when what they match is as meant.
-_UNLESS = {"online": _is_online, "detached": _is_followed, "alone": _has_input}
+_UNLESS = {"online": _is_online, "detached": _is_followed, "alone": _has_input, "left": _is_awaited}
 
 
 def _keeps_others_waiting(script: Script, command: Command) -> bool:

@@ -49,6 +49,7 @@ _KNOWN = {
 }
 _FLAGS = re.compile(r"--(?:standalone|no-python|use-(?:env|deepspeed|fsdp)|multi-gpu|same-network|cpu)")
 _VALUED = re.compile(r"--?(?:np?|hosts?|hostfile|ppn|nproc[-_]per[-_]node|nnodes|num[-_](?:gpus|processes))")
+_JOB_SCRIPT = re.compile(r"[\w./${}-]+\.(?:sh|pbs|qsub|job)")
 _OF_SBATCH = re.compile(r"--(?:gres|gpus\S*|ntasks\S*|cpus-per-task|partition|mem|array|dependency|chdir)\b")
 
 
@@ -63,8 +64,19 @@ def _arguments(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 command.line, f"a blank is missing in {shown(glued)}", "write it before --", severity
             )
+        if command.name == "qsub" and subject.scheduler.name == "pbs":
+            found += _of_qsub(command)
         for what, remedy, *severities in found:
             yield Problem(command.line, what, remedy, next(iter(severities), None))
+
+
+def _of_qsub(command: Command) -> Iterator[tuple[str, str, Severity]]:
+    """Yields an argument after the name of a script, which qsub of PBS does not take."""
+    index = next((i for i, word in enumerate(command.argv) if _JOB_SCRIPT.fullmatch(word)), 0)
+    following = command.argv[index + 1 : index + 2] if index and command.argv[index - 1][:1] != "-" else ()
+    if following and following[0][:1] not in ("-", ":"):
+        what = f"qsub of PBS passes no arguments such as {shown(following[0])} to the script"
+        yield what, "use qsub -v NAME=VALUE before the name of the script, and $NAME in it", "warning"
 
 
 def _instead(name: str, flag: str) -> str:
