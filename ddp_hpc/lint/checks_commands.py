@@ -317,7 +317,7 @@ def _without_terminal(command: Command, text: str) -> tuple[str, str, Severity]:
         # podman only prints a warning, and most scripts with docker -it are run by hand on another machine.
         return what, "omit -t (--tty)", "note"
     if name in ("singularity", "apptainer"):
-        what = f"without input, {name} shell ends at once, and the next commands run outside of it"
+        what = f"without input, {name} shell ends at once, and the next commands run outside the container"
         return what, f"write {name} exec IMAGE COMMAND for each of them", "warning"
     # Without a terminal, srun ignores --pty.
     return what, "remove the command, since the script already runs in a job", "warning"

@@ -132,7 +132,7 @@ def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.launches("srun"):
         number = _LOCAL_DEVICE.search(single_quoted(command.text))
         if number and (command.option("--gpus-per-task") or of_job) == "1" and subject.has_many_tasks:
-            what = "with --gpus-per-task=1, each task sees only its own GPU, as number 0"
+            what = "with --gpus-per-task=1, each task sees only its own GPU, as device 0"
             yield Problem(command.line, what, f"write 0 for ${number[1]}", "note")
             return
     for start in starts(subject) if gpus and subject.script.value("--exclusive") is None else ():

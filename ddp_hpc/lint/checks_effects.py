@@ -79,13 +79,13 @@ SEVERALLINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
 ^\#(?=[^\n]*(?i:at (?:a|the same|once|one)\b|simultan|concurren|\bmax|limit|parallel|throttl))
       [^\n]*\b(\d+)\b[^\n]*\n
       \#SBATCH\s+(?:--array[= ]|-a\s*)\d+-\d+:(?!1\s)\1\s
-    @ the number after the colon is the step from index to index, so the others are left out
+    @ the number after the colon is the step between indices, so those in between are left out
        @ write % instead of the colon
 \A(?=[^\0]*?\s-\w*L\s*["']?([\w${}]+):(?!localhost|127\.|0\.0|\[)[\w${}.()-]+:\1)[^\0]*?
       ^[ \t]*(?:srun\s+|exec\s+)?jupyter[ -](?:lab|notebook)\s+(?=-)
       (?!(?:[^\n]|\\\n){,500}\b(?:ip|config)[= ]+(?!["']?(?:localhost|127)))
-    @ Jupyter listens only at the loopback address of the node, which the tunnel does not reach
-       @ write --ip=$(hostname)
+    @ Jupyter listens only on the loopback address of the node, which the tunnel does not reach
+       @ add --ip=$(hostname)
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
     @ in quotes, the program and its arguments are one name @ omit the quotes, or write bash -c before them
 """
@@ -112,7 +112,7 @@ _WITHOUT_MPI = frozenset(
 _BEFORE = frozenset(("singularity", "apptainer", "time", "env", "nice", "numactl"))
 _OF_RANK = re.compile(r"PROCID|LOCALID|NODEID|_RANK|multi-prog|\s--overcommit|\s:\s|bash|\bsh\b")
 _STARTS_POOL = re.compile(r"(?is)\bmatlab\b.*\bparpool\((?!\W*threads)")
-# A script that submits itself, with a counter.
+# A script that submits itself, or submits a job with an incremented counter.
 _SUBMITS_NEXT = re.compile(r"(?m)^[^#\n]*\b(?:sbatch|qsub)\s[^\n#]*(?:\$\(\(\s*\$?\w+\s*\+\s*1|\$\{?0\b)")
 _INTERPRETERS = ("python", "Rscript", "julia", "perl")
 _RANKS = re.compile(
@@ -221,7 +221,7 @@ def _begins_again(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         name = command.words[command.words.index("-deffnm") + 1 :][:1] if "-deffnm" in command.words else ()
         if "mdrun" in command.text and name and "$" not in name[0]:
-            what = "without -cpi, mdrun of each job begins the simulation again"
+            what = "without -cpi, mdrun restarts the simulation from the beginning in each job"
             yield Problem(command.line, what, f"add -cpi {plain(name[0])}.cpt")
             return
 
@@ -233,8 +233,8 @@ def _memory_of_each_cpu(subject: Subject) -> Iterator[Problem]:
     cpus = whole_number(script.value("--cpus-per-task")) or 1
     total = int(memory[1]) * (1024 if memory[2] in "tT" else 1) * cpus if memory else 0
     if total > 4096:
-        what = f"--mem-per-cpu is for each of {cpus} CPUs, so each task needs {total} GB on one node"
-        remedy = f"write --mem={plain(memory[0]) if memory else ''} if this is the memory of the job"
+        what = f"--mem-per-cpu applies to each CPU of a task ({cpus}), so each task needs {total} GiB"
+        remedy = f"write --mem={plain(memory[0]) if memory else ''} if this is the memory for each node"
         yield Problem(subject.line_of("--mem-per-cpu"), what, remedy, "warning")
 
 

@@ -194,7 +194,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         is_misspelled = match[3] != near and not match[2]
         fix = f"spell it #{near}" if is_misspelled else f"write #{near} at the very beginning of the line"
         if other := near_option(match[5]) if near == "SBATCH" else "":
-            fix += f", and the option {other}"
+            fix += f" and spell the option {other}"
         remedy = f"{fix}, or write ##{near} to disable it"
         # With a variable, which the scheduler does not expand, the directive would be wrong, too.
         is_wrong = "$" in match.string.partition("-")[2]

@@ -27,9 +27,9 @@ _SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--
 _NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
-# Commands that write the settings of a task, not its results.
 # R CMD BATCH without the name of its output.
 _WRITES_ROUT = re.compile(r"\bR CMD BATCH\s(?:[\"']?-[^\s\"']+[\"']?\s+){,9}([^\s$\"']{1,200}\.[Rr])\s*$")
+# Commands that write the settings of a task, not its results.
 _WRITE_SETTINGS = ("sed", "echo", "printf", "cat", "date", "envsubst")
 _SIZE = re.compile(r"SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 # A registry, whose name has a dot, before an image that is no file.
@@ -96,7 +96,9 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         step = re.search(r"(?<![${\w])srun\s.*", command.text) if command.name == "parallel" else None
         if step and copies > 1 and not _SIZED.search(step[0]) and not re.search(r"\s\$", step[0]):
-            what = f"each srun of parallel starts its program {copies} times, once for each task of the job"
+            what = (
+                f"each srun under parallel starts its program {copies} times, once for each task of the job"
+            )
             yield Problem(command.line, what, "write srun --exact -N 1 -n 1")
     in_background = [
         command
@@ -224,8 +226,8 @@ def _at_last_index(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands if last else ():
         is_read = re.match(r"(?:cat|paste|python\S*|Rscript|tar|zip)\s[^#]*?[\w./]\*", command.text)
         if is_read and asks.search(subject.script.conditions.get(command.line, "")):
-            what = "the task with the last index may end before others, whose results are missing here"
-            yield Problem(command.line, what, "do this in a job of its own, which waits for the array")
+            what = "the task with the last index may get here before the others end, and miss their results"
+            yield Problem(command.line, what, "do this in a separate job that depends on the array")
             return
 
 
@@ -235,7 +237,9 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands:
         text = with_values(subject.script, command.text)
         if (log := _JOBLOG.search(text)) and re.search(r"\s--resume\b", text):
-            what = f"all tasks of the array have the job log {shown(log[1])}, so they skip each other's jobs"
+            what = (
+                f"all tasks of the array resume from the job log {shown(log[1])}, and skip each other's jobs"
+            )
             yield Problem(command.line, what, "put the index of the task into its name")
             return
         edited = _EDITED.search(command.text) if command.name == "sed" else None
@@ -252,20 +256,22 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_lost(subject: Subject, command: Command, name: str) -> bool:
-    """Returns whether the variable is a directory of the node, and the rest of the script only removes it."""
+    """Returns whether the variable names a directory of the node from which no later command copies."""
     script = subject.script
     later = [c for c in script.commands if c.line > command.line and name in _NAME.findall(c.text)]
     is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text)
     traps = " ".join(c.text for c in script.commands if c.name == "trap")
     # Another program may read what this one writes there.
-    is_read = any(c.name not in ("rm", "echo", "ls", "du", "trap") and _reads_only(c, name) for c in later)
+    is_read = any(
+        c.name not in ("rm", "echo", "ls", "du", "trap") and _writes_elsewhere(c, name) for c in later
+    )
     is_removed = not traps or re.fullmatch(r"(?:trap\s+['\"]rm -\w+ [^;&]*['\"][\w\s]*)+", traps) is not None
     is_local = _NODE_LOCAL.fullmatch(script.set_once.get(name, "")) and not is_in_container
     return bool(is_local) and is_removed and not is_read
 
 
-def _reads_only(command: Command, name: str) -> bool:
-    """Returns whether a command may write something elsewhere than to this directory."""
+def _writes_elsewhere(command: Command, name: str) -> bool:
+    """Returns whether a command may write outside this directory."""
     paths = [word for word in command.argv[2:] if "/" in word or "$" in word or ">" in command.text]
     return any(name not in _NAME.findall(path) for path in paths) or ">" in command.text
 

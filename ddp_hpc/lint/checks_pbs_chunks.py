@@ -99,7 +99,7 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
         of_file = of_file and "sort -u" not in value and not _PLACES.search(_OWN_FILE.sub("", command.text))
         is_bare = not _SIZED.search(_OWN_FILE.sub("", command.text)) and len(command.words) > 1
         if of_file or is_bare:
-            by = "with the lines of PBS_NODEFILE" if of_file else "without -n"
+            by = "with the number of lines of PBS_NODEFILE" if of_file else "without -n"
             what = f"{by}, {command.name} starts one rank for each chunk ({of_chunks}), as none has"
             yield Problem(
                 command.line, f"{what} mpiprocs, unless the site sets it", "add :mpiprocs=RANKS to the chunk"

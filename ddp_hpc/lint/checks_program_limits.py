@@ -158,7 +158,7 @@ def _memory(subject: Subject) -> Iterator[Problem]:
 
 
 def _orca(subject: Subject) -> Iterator[Problem]:
-    """Yields ORCA with more processes than the job has tasks, and without the path that several need."""
+    """Yields ORCA with more processes than the job has tasks, or without the full path if it is parallel."""
     tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
     starts_orca = next((c for c in subject.script.commands if c.argv[:1] == ("orca",)), None)
     wanted = re.search(r"(?im)^[ \t]*(?:%pal\s+nprocs\s+|![^\n]*\bPAL)(\d{1,4})\b", subject.script.text)
@@ -170,8 +170,8 @@ def _orca(subject: Subject) -> Iterator[Problem]:
     is_own = re.search(r"(?m)^[ \t]*(?:alias orca=|(?:function\s+)?orca\s*\(\))", subject.script.text)
     is_parallel = int(wanted[1]) > 1 if wanted else subject.has_many_tasks
     if starts_orca and is_parallel and not is_own:
-        what = "with several processes, ORCA must be started with its full path, to find its programs"
-        yield Problem(starts_orca.line, what, 'write "$(command -v orca)" for orca', "note")
+        what = "to run in parallel, ORCA must be started with its full path"
+        yield Problem(starts_orca.line, what, 'write "$(command -v orca)" instead of orca', "note")
 
 
 def _bytes(text: str, unit: int = 2**20) -> int:

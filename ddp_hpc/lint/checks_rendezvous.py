@@ -289,7 +289,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK020", "error", "accelerate launch does not connect the machines")
 def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
-    with_rank = "a wrapper script, started by mpiexec once per node, with the node's --machine_rank"
+    with_rank = "a wrapper script that mpiexec starts once per node and that sets --machine_rank"
     if "srun" in subject.scheduler.reader.own_commands:
         with_rank = "srun --ntasks-per-node=1 bash -c '... --machine_rank $SLURM_NODEID ...'"
     for start in starts(subject):

@@ -74,15 +74,15 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
 
 
 def _time_of_cpus(subject: Subject) -> Iterator[Problem]:
-    """Yields a time of all CPUs together, without a walltime."""
+    """Yields a limit of CPU time (cput) without a walltime."""
     resources = subject.script.resources() if not subject.walltime else ()
     given = {name: (d.line, value) for d, name, value in resources}
     line, text = given.get("cput", (1, ""))
     chunk = re.search(r"(?:ncpus|ppn)=(\d{1,4})\b", " ".join(value for _, value in given.values()))
     limit_s = (subject.scheduler.reader.walltime_s(text) if text else 0) or 0
     if 0 < limit_s <= _MOST_S and chunk and (cpus := int(chunk[1]) * (subject.num_nodes or 1)) > 1:
-        what = f"cput is the time of all CPUs together, and {cpus} can use it up in "
-        what += counted(limit_s // cpus // 60, "minute")
+        what = f"cput is the CPU time of the whole job, and {cpus} CPUs can use it up in "
+        what += counted(max(1, limit_s // cpus // 60), "minute")
         yield Problem(line, what, f"write walltime={plain(text)} if this is the time of the job", "note")
 
 

@@ -188,13 +188,14 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
 (?!foamJob)(?:\S*/)?(?:\w*(?:Foam|Mesh)|redistributePar)\s[^#|;&]*?(?<=\s)-parallel(?:\s|$)
     @ without mpirun, OpenFOAM stops, as it runs on one processor @ write mpirun -np N before it @ note
 (?:\S*/)?matlab\s[^#;|]*\s-(?:batch|r)\s+["']?[A-Za-z]\w*\.m\s*(?:["';,]|\s|$)
-    @ MATLAB takes this for the field m of a variable, which is an error @ omit .m
+    @ MATLAB takes this for the field m of a variable, and fails @ omit .m
 [^#]*\bR\s+CMD\s+BATCH\s+(?:-\S+\s+)*[^\s-]\S*\.[Rr]\s+"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_?I\w+)\}?"?\s*$
-    @ this is the name of the output file, and the program gets no argument
+    @ R takes the index for the name of the output file, so the program gets no argument
     @ write Rscript FILE.R ARGUMENT @ note
 (?P<left>)(?:\S*/)?(?:abaqus|abq\d\w*)\s(?=[^#]*\b(?:job|j)=)(?!\s*-?(?:make|python|cae|viewer|odbreport|upgrade|help)\b)
     (?![^#]*\s-?int(?:e\w*)?(?:\s|$))
-    @ abaqus goes to the background, and the job ends before it has finished @ add interactive @ note
+    @ abaqus runs in the background, so the job may end before the analysis has finished
+    @ add interactive @ note
 [^#'"]*(?<![\w-])parallel\s(?=[^#]*(?:--sshlogin(?:file)?|--slf|-S)[\s=])(?![^#]*(?:--(?:workdir|wd|basefile|transfer|bf)\b|\bcd\s))
     [^#]*?[\s"']\./\w
     @ on other hosts, GNU parallel runs this in the home directory @ add --workdir "$PWD" @ note
@@ -239,7 +240,7 @@ _ENDLESS_LOOP = re.compile(
     r"(?m)^while\s+(?:true|:|\[\s+1\s+\])\s*(?:;|\n)\s*do\b(?:(?!^done\b|\bbreak\b|\bexit\b)[\s\S]){,2000}?"
     r"^done\b[^\n#]*&[ \t]*$"
 )
-_OF_WAIT = "write the IDs of the other processes after wait, or kill this one before"
+_OF_WAIT = "write the IDs of the other processes after wait, or kill that one first"
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
 _ENDS_WITH_SCREENS = re.compile(
@@ -406,7 +407,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
     if re.match(r"tail\s+-[fF]\s(?!.*--pid)", outside) and command.ends == "\n" and script.scheduler:
         yield "this command does not end before the walltime", "write --pid=$!, or & at its end", "note"
     elif command.words == ("wait",) and (endless := _endless_before(script, command)):
-        yield f"this also waits for what line {endless} starts, which does not end", _OF_WAIT
+        yield f"this also waits for the process of line {endless}, which does not end", _OF_WAIT
     elif _keeps_others_waiting(script, command):
         yield "this command does not end, so the next one never starts", "write & at its end"
     if _PATH_WITH_SEMICOLON.fullmatch(script.lines[command.line - 1]) and "=" in command.text:

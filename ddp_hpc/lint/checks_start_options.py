@@ -75,7 +75,7 @@ def _of_qsub(command: Command) -> Iterator[tuple[str, str, Severity]]:
     index = next((i for i, word in enumerate(command.argv) if _JOB_SCRIPT.fullmatch(word)), 0)
     following = command.argv[index + 1 : index + 2] if index and command.argv[index - 1][:1] != "-" else ()
     if following and following[0][:1] not in ("-", ":"):
-        what = f"qsub of PBS passes no arguments such as {shown(following[0])} to the script"
+        what = f"qsub of PBS does not pass the argument {shown(following[0])} to the script"
         yield what, "use qsub -v NAME=VALUE before the name of the script, and $NAME in it", "warning"
 
 

@@ -124,7 +124,7 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
             is_psmp = "psmp" in start.program and "OMP_NUM_THREADS" not in subject.script.text
             is_note = has_threads or is_psmp or _are_in_background(subject)
             program = "mpi4py" if is_mpi4py else plain(start.program)
-            what = f"{program} has MPI, and without a launcher it starts one rank"
+            what = f"{program} uses MPI, and without a launcher it runs as one rank"
             remedy = "write mpirun, or srun on Slurm, before it"
             yield Problem(start.command.line, what, remedy, "note" if is_note else None)
             return

@@ -17,9 +17,7 @@ def with_two_dashes(d: ReadOption) -> str:
 
 
 def near_option(flag: str) -> str:
-    """Returns the option of sbatch that a long option which it does not have stands for; empty if none is
-    similar.
-    """
+    """Returns the option of sbatch that is nearest to an unknown long option; empty if none is similar."""
     name = flag[2:].lower().replace("_", "-")
     if not flag.startswith("--") or find_option(name) != ():
         return ""
