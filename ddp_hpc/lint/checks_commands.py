@@ -257,7 +257,8 @@ def _only_passes_through(script: Script, name: str) -> bool:
     uses = [c for c in script.commands if name in _VARIABLE.findall(c.text) and c.argv]
     if len(uses) != 1 or uses[0].name != "cd":
         return False
-    after = [c for c in script.commands if c.line > uses[0].line and c.argv and c.name not in _OF_SHELL]
+    later = (c for c in script.commands if c.line > uses[0].line and c.argv)
+    after = [c for c in later if c.name not in _OF_SHELL or "$(" in c.text]
     return bool(after) and re.match(r"cd\s+[\"']?[/~$]", after[0].text) is not None
 
 

@@ -131,6 +131,8 @@ def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
     of_job = subject.script.value("--gpus-per-task")
     for command in subject.script.launches("srun"):
         number = _LOCAL_DEVICE.search(single_quoted(command.text))
+        if "--gpu-bind" in subject.script.text:
+            return
         if number and (command.option("--gpus-per-task") or of_job) == "1" and subject.has_many_tasks:
             what = "with --gpus-per-task=1, each task sees only its own GPU, as device 0"
             yield Problem(command.line, what, f"write 0 for ${number[1]}", "note")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
@@ -76,16 +76,11 @@ SEVERALLINEIFS=["']?,["']?\s+read\s[^\n]{,200}?SLURM_(?:JOB_)?NODELIST
       (?=[^\0]{,3000}?\bsbatch\s[^\n]{,200}?after\w*:["']?\$\{?SLURM_JOB_?ID)
       (?=[^\0]{,3000}?\b(?:resume|restart|ckpt|checkpoint)\S{,40}?[= ]["']?\$\{?\1\b)
     @ the next job has another ID, so it does not find what this one has saved @ omit the ID
-^\#(?=[^\n]*(?i:at (?:a|the same|once|one)\b|simultan|concurren|\bmax|limit|parallel|throttl))
+^\#(?=[^\n]*(?i:at (?:a|the same|once|one)\b|simultan|concurren|throttl))(?![^\n]*(?i:\bper\b|\beach\b))
       [^\n]*\b(\d+)\b[^\n]*\n
-      \#SBATCH\s+(?:--array[= ]|-a\s*)\d+-\d+:(?!1\s)\1\s
+      \#SBATCH\s+(?:--array[= ]|-a\s*)\d+-\d+:(?!1\s)\1\s(?![^\0]*(?:TASK_STEP|TASK_ID\}?\s*[+-]))
     @ the number after the colon is the step between indices, so those in between are left out
        @ write % instead of the colon
-\A(?=[^\0]*?\s-\w*L\s*["']?([\w${}]+):(?!localhost|127\.|0\.0|\[)[\w${}.()-]+:\1)[^\0]*?
-      ^[ \t]*(?:srun\s+|exec\s+)?jupyter[ -](?:lab|notebook)\s+(?=-)
-      (?!(?:[^\n]|\\\n){,500}\b(?:ip|config)[= ]+(?!["']?(?:localhost|127)))
-    @ Jupyter listens only on the loopback address of the node, which the tunnel does not reach
-       @ add --ip=$(hostname)
 BEGIN(?:srun|mpirun|mpiexec)\s+(?:-\S+\s+(?:\d+\s+)?)*(["'])(?:python\d?|torchrun|\./\w+)\s[^"'\n]*\1[ \t]*$
     @ in quotes, the program and its arguments are one name @ omit the quotes, or write bash -c before them
 """
@@ -215,8 +210,11 @@ def _serial_solvers(subject: Subject) -> Iterator[Problem]:
 def _begins_again(subject: Subject) -> Iterator[Problem]:
     """Yields mdrun of GROMACS in a chain of jobs that does not read the checkpoint of the job before."""
     script = subject.script
-    is_chain = re.search(r"-\d+%1$", script.value("--array", "-J") or "") or _SUBMITS_NEXT.search(script.text)
-    if not is_chain or re.search(r"\s-cpi\b|grompp|convert-tpr|tpbconv", script.text):
+    body = "\n".join(command.text for command in script.commands if command.name != "echo")
+    in_turn = re.search(r"-\d+%1$", script.value("--array", "-J") or "")
+    reads_index = re.search("ARRAY_(?:TASK_ID|INDEX)|ARRAYID", body)
+    is_chain = (in_turn and not reads_index) or _SUBMITS_NEXT.search(body)
+    if not is_chain or re.search(r"\s-cpi\b|grompp|convert-tpr|tpbconv", body):
         return
     for command in script.commands:
         name = command.words[command.words.index("-deffnm") + 1 :][:1] if "-deffnm" in command.words else ()
@@ -232,10 +230,11 @@ def _memory_of_each_cpu(subject: Subject) -> Iterator[Problem]:
     memory = re.fullmatch(r"(?i)(\d{1,6})([gt])b?", script.value("--mem-per-cpu") or "")
     cpus = whole_number(script.value("--cpus-per-task")) or 1
     total = int(memory[1]) * (1024 if memory[2] in "tT" else 1) * cpus if memory else 0
-    if total > 4096:
+    if total >= 1024:
         what = f"--mem-per-cpu applies to each CPU of a task ({cpus}), so each task needs {total} GiB"
         remedy = f"write --mem={plain(memory[0]) if memory else ''} if this is the memory for each node"
-        yield Problem(subject.line_of("--mem-per-cpu"), what, remedy, "warning")
+        severity: Severity = "warning" if total > 4096 else "note"
+        yield Problem(subject.line_of("--mem-per-cpu"), what, remedy, severity)
 
 
 def _index_of_script(subject: Subject, command: Command) -> int:

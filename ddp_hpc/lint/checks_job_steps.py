@@ -27,6 +27,10 @@ _SIZED = re.compile(r"\s(?:-[nN]\d*|--ntasks\S*|--nodes|--nodelist|-w|--jobid|--
 _NAME = re.compile(r"\$\{?(\w+)")
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _SETS_VARIABLES = re.compile(r"module|ml|export|source|\.|conda|mamba")
+_OF_PARALLEL = re.compile(
+    r"parallel\s(?![^#'\"]{,300}\s(?:-j|--jobs)[ =]?1\s)"
+    r"(?:-\S+\s+(?:[^-\s'\"]\S*\s+|\"\$\w+\"\s+)?){,20}?[\"']?srun\s.*"
+)
 # R CMD BATCH without the name of its output.
 _WRITES_ROUT = re.compile(r"\bR CMD BATCH\s(?:[\"']?-[^\s\"']+[\"']?\s+){,9}([^\s$\"']{1,200}\.[Rr])\s*$")
 # Commands that write the settings of a task, not its results.
@@ -35,9 +39,7 @@ _SIZE = re.compile(r"SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 # A registry, whose name has a dot, before an image that is no file.
 _REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
-_KEPT = re.compile(
-    r"--(?=\w*?(?:out|save|ckpt|checkpoint))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)"
-)
+_KEPT = re.compile(r"--(?=\w*?(?:out|save))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)")
 # Files of a fixed name that a command writes, and commands that write none of their results.
 _FIXED = re.compile(
     r"(?:\s(?:--out(?:put|file)?|-o)[= ]|[^-=2&|<>]>\s?)[\"']?([\w./-]+\.[A-Za-z]\w*)(?=[\s;\"']|$)"
@@ -51,7 +53,8 @@ _NODE_LOCAL = re.compile(
 )
 _JOBLOG = re.compile(r"--joblog[= ]\"?([\w./-]+)(?=[\s\"]|$)")
 _SAVED = re.compile(
-    r"\s--(?:out|save|result)(?![\w-]{,20}(?:dir|folder))[\w-]*[= ]\"?([\w./-]+\.[A-Za-z]\w{,7})(?=[\s\"]|$)"
+    r"\s--(?:out(?:put)?|save|results?)(?:[-_]?(?:file|path|model|name|csv|json))?[= ]"
+    r"\"?([\w./-]+\.[A-Za-z]\w{,7})(?=[\s\"]|$)"
 )
 _EDITED = re.compile(r"(?s)\s(?:-\w{,3}i|--in-place)\S*\s.*\s[\"']?([\w./-]+)[\"']?\s*$")
 _NO_RESULTS = re.compile(r"echo|printf|unzip|grep|sbatch|qsub|for|ssh|set|curl|ls")
@@ -94,8 +97,8 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         what = f"each srun starts its program {copies} times, once for each task of the job"
         yield Problem(steps[0].line, what, "write srun --exact -n 1")
     for command in script.commands:
-        step = re.search(r"(?<![${\w])srun\s.*", command.text) if command.name == "parallel" else None
-        if step and copies > 1 and not _SIZED.search(step[0]) and not re.search(r"\s\$", step[0]):
+        step = _OF_PARALLEL.search(command.text) if command.name == "parallel" else None
+        if step and copies > 1 and not (_SIZED.search(step[0]) or re.search(r"\s\$|mpi", step[0])):
             what = (
                 f"each srun under parallel starts its program {copies} times, once for each task of the job"
             )
@@ -173,7 +176,8 @@ def is_in_loop(subject: Subject, command: Command) -> bool:
 def _repeated_work(subject: Subject) -> Iterator[Problem]:
     script, tasks = subject.script, subject.script.value("--array", "-J") or ""
     of_array = bool(re.search("[-,]", tasks)) and not re.search(
-        r"(?m)^[ \t]*cd\s[^#\n]*\$(?!\{?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR|HOME)\b)", script.text
+        r"(?m)(?:^|[;&|(])[ \t]*(?:cd|pushd)\s[^#\n]*\$(?!\{?(?:PBS_O_WORKDIR|SLURM_SUBMIT_DIR|HOME)\b)",
+        script.text,
     )
     has_trap = any(command.name == "trap" for command in script.commands)
     for start in starts(subject) if script.scheduler else ():
@@ -223,6 +227,11 @@ def _at_last_index(subject: Subject) -> Iterator[Problem]:
     number = rf"(?:{last[1]}|\$\{{?SLURM_ARRAY_TASK_MAX\}}?)" if last else ""
     index = r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?"
     asks = re.compile(rf"{index}[\"']?\s*(?:-eq|==?)\s*[\"']?{number}\b")
+    text = subject.script.text
+    # The tasks may have a branch each, or wait for each other.
+    branches = {*re.findall(rf"{index}[\"']?\s*(?:-eq|==?)\s*[\"']?(\d+)", text)}
+    if len(branches) > 1 or re.search(r"\b(?:while|until)\b", text):
+        return
     for command in subject.script.commands if last else ():
         is_read = re.match(r"(?:cat|paste|python\S*|Rscript|tar|zip)\s[^#]*?[\w./]\*", command.text)
         if is_read and asks.search(subject.script.conditions.get(command.line, "")):
@@ -259,7 +268,7 @@ def _is_lost(subject: Subject, command: Command, name: str) -> bool:
     """Returns whether the variable names a directory of the node from which no later command copies."""
     script = subject.script
     later = [c for c in script.commands if c.line > command.line and name in _NAME.findall(c.text)]
-    is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text)
+    is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text) or script.sets("TMPDIR")
     traps = " ".join(c.text for c in script.commands if c.name == "trap")
     # Another program may read what this one writes there.
     is_read = any(
@@ -272,6 +281,8 @@ def _is_lost(subject: Subject, command: Command, name: str) -> bool:
 
 def _writes_elsewhere(command: Command, name: str) -> bool:
     """Returns whether a command may write outside this directory."""
+    if re.search("upload|push|sync|send|copy|store", command.text):
+        return True
     paths = [word for word in command.argv[2:] if "/" in word or "$" in word or ">" in command.text]
     return any(name not in _NAME.findall(path) for path in paths) or ">" in command.text
 
@@ -279,7 +290,7 @@ def _writes_elsewhere(command: Command, name: str) -> bool:
 def _left_on_node(subject: Subject) -> Iterator[Problem]:
     """Yields a program that runs in a directory of the node, from which nothing copies its results."""
     script = subject.script
-    moves = next((c for c in script.commands if _TO_NODE.match(c.text)), None)
+    moves = next((c for c in script.commands if _TO_NODE.match(c.text) or _goes_to_node(script, c)), None)
     if moves is None or _COPIES.search("\n".join(script.lines[moves.line :])):
         return
     has_input = any(c.name in ("cp", "rsync") and c.line < moves.line for c in script.commands)
@@ -294,6 +305,12 @@ def _left_on_node(subject: Subject) -> Iterator[Problem]:
             what = f"{plain(start.program)} runs in a directory of the node, and nothing copies its results"
             yield Problem(command.line, what, "copy them to a shared file system before the job ends")
             return
+
+
+def _goes_to_node(script: Script, command: Command) -> bool:
+    """Returns whether a command goes to a directory of the node whose name is in a variable."""
+    into = re.fullmatch(r"cd\s+[\"']?\$\{?(\w+)\}?[\"']?\s*", command.text)
+    return bool(into) and _NODE_LOCAL.fullmatch(script.set_once.get(into[1] if into else "", "")) is not None
 
 
 def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:
@@ -329,7 +346,9 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             own = rf"\s*[\"']?[^\s;|&>]{{,300}}\$[{{(]*(?:{'|'.join(_of_array(script))})\b"
             own_errors = rf"(?:2>|&>|>&){own}|>{own}[^\n]*2>&1"
             own_output = own_errors if d.flag == "--error" else rf"(?:>|\btee(?: -a)?\s){own}"
-            own_output += r"|\bR CMD BATCH\s" if d.flag == "--output" else ""  # it prints nothing
+            works = {c.name for c in script.commands if c.argv and not IS_LIGHT.fullmatch(c.name)}
+            if d.flag == "--output" and works == {"r"}:
+                own_output += r"|\bR CMD BATCH\s"  # it prints nothing
             own_output += rf"|\bsrun\s(?s:.{{,500}}?)\s(?:{d.flag}[= ]|{d.flag[1:3]}){own}"
             is_redirected = any(
                 re.search(own_output, c.text) for c in script.commands if c.name not in _WRITE_SETTINGS
@@ -340,8 +359,10 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             severity: Severity | None = "note" if appends or is_redirected else None
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", severity)
             for command in script.commands if array and not appends and d.flag == "--output" else ():
-                if of_r := _WRITES_ROUT.search(command.text):
-                    what = f"all tasks write to {plain(of_r[1])}out, and each overwrites the others' output"
+                of_r = _WRITES_ROUT.search(command.text)
+                if of_r and not re.search(r"(?m)\b(?:cd|pushd)\s[^#\n]*\$", script.text):
+                    name = plain(of_r[1]).rpartition("/")[2]
+                    what = f"all tasks write to {name}out, and each overwrites the others' output"
                     remedy = f"write R CMD BATCH {plain(of_r[1])} NAME_$SLURM_ARRAY_TASK_ID.Rout"
                     yield Problem(command.line, what, remedy)
 

@@ -63,7 +63,9 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     reported: set[int] = set()
     following = (*[command.text for command in commands[1:]], "$?") if is_bash else ()
     for before, command, after in zip(commands, commands[1:], following[1:], strict=False):
+        is_ignored = command.ends in ("|", "|&") or re.match(r"(?:true|:)(?:\s|$)", after)
         is_tested = command.ends in ("&&", "||") or before.words[0] in ("if", "elif")
+        is_tested = is_tested and not is_ignored
         if (
             command.name in ("tee", *_COMPRESSES)
             and before.ends in ("|", "|&")

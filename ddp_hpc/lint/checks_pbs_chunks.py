@@ -90,7 +90,7 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
             what = f"PBS_NODEFILE has {lines} without {name}, and Open MPI starts no more ranks than that"
             where = "to the chunk" if of_chunks else "after the number of nodes"
             yield Problem(command.line, what, f"add :{name}={-(-total // slots)} {where}")
-    is_threaded = re.search("ompthreads|ngpus", subject.script.text)
+    is_threaded = re.search(r"ompthreads(?!=1\b)|ngpus", subject.script.text)
     for command in subject.script.launches("mpirun", "mpiexec") if of_chunks and not is_threaded else ():
         # A number of ranks that the script computes from this file.
         given = command.option("-n", "-np", "--np") or ""

@@ -133,7 +133,12 @@ def _memory(subject: Subject) -> Iterator[Problem]:
     name, value = given[-1] if len(given) == 1 else ("", "")
     has = _bytes(value) * {"--mem": 1, "mem": 1, "--mem-per-cpu": _num_cpus(subject)}.get(name, 0)
     exported = {name for _, name, _ in subject.script.exports}
-    unexported = {line for line, name, _ in subject.script.assignments if name not in exported}
+    text = subject.script.text
+    unexported = {
+        line
+        for line, name, _ in subject.script.assignments
+        if name not in exported and f"${name}" not in text and f"${{{name}" not in text
+    }
     commands = [
         (c.line, c.text)
         for c in subject.script.commands
@@ -160,7 +165,7 @@ def _memory(subject: Subject) -> Iterator[Problem]:
 def _orca(subject: Subject) -> Iterator[Problem]:
     """Yields ORCA with more processes than the job has tasks, or without the full path if it is parallel."""
     tasks = whole_number(subject.value_of("$SLURM_NTASKS")) or subject.ranks_per_node or 1
-    starts_orca = next((c for c in subject.script.commands if c.argv[:1] == ("orca",)), None)
+    starts_orca = next((c for c in subject.script.commands if re.match(r"orca\s[^#|]*\.inp\b", c.text)), None)
     wanted = re.search(r"(?im)^[ \t]*(?:%pal\s+nprocs\s+|![^\n]*\bPAL)(\d{1,4})\b", subject.script.text)
     is_orca = "orca" in subject.script.text.lower() and not subject.scheduler.reader.requests_by_resources
     if wanted and int(wanted[1]) > tasks and subject.script.read() and is_orca:

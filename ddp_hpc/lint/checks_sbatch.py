@@ -81,6 +81,7 @@ _MOST_BEFORE = 5
 
 # What sbatch reads as the value of `--name= value` and `--name = value`.
 _CUT = ("", "=")
+_AS_ONE = "write the option as --NAME=VALUE"
 
 
 def _options(subject: Subject) -> Iterator[Directive]:
@@ -250,10 +251,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             elif (value := d.value.lstrip("=")) != d.value and not expected_value(d.flag, value, version):
                 remedy = f"write {d.flag}={plain(value)}"
             is_name = d.flag == "--nodes" and not _OF_NODES.fullmatch(d.value)
-            is_to_fill_in = not d.value or (
-                d.flag == "--gres" and d.value.endswith((":", ":x", ":n", ":N", "X"))
-            )
-            is_to_fill_in |= d.flag == "--array" and re.match(r"[A-Za-z]+\d*-[A-Za-z]", d.value) is not None
+            is_to_fill_in = _is_open(d)
             if _TAKES_NUMBER.match(d.flag) and not (is_name or long):
                 is_to_fill_in |= stands_for_value(re.sub("^after[a-z]*:", "", d.value))
             what = f"sbatch rejects {d.flag} {shown(d.value)}"
@@ -266,6 +264,13 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         elif d.flag == "--array" and re.search(r"%(?!\d+\]?$)", d.value):
             what = f"Slurm ignores the limit after % in --array {shown(d.value)}"
             yield Problem(d.line, what, "write a number of tasks after %", "note")
+
+
+def _is_open(d: Directive) -> bool:
+    """Returns whether a value is empty, or has letters in place of numbers, such as --gres=gpu:N."""
+    of_gres = d.flag == "--gres" and d.value.endswith((":", ":x", ":n", ":N", "X"))
+    of_array = d.flag == "--array" and re.match(r"[A-Za-z]{3,}\d*-[A-Za-z]{3}", d.value) is not None
+    return not d.value or of_gres or of_array
 
 
 @check("SLURM016", "error", "options that exclude each other")
@@ -327,12 +332,13 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
             remedy = f"write {before.flag}={plain(d.value).lstrip('=')}"
             if before.value == "=":
-                what, remedy = "blanks around = end the option", "write the option as --NAME=VALUE"
+                what = "blanks around = end the option"
+                remedy = f"write {before.flag}={plain(d.value)}" if before.written == before.flag else _AS_ONE
             if sum(one.line == d.line and one.fault == "stray" for one in options) > 1:
                 remedy += ", and quote a value with blanks"
             yield Problem(d.line, what, remedy)
         elif d.value.startswith("="):
-            yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
+            yield Problem(d.line, "blanks around = end the option", _AS_ONE)
         else:
             has_dash = d.value[0] in "\u2013\u2014"
             # In a script without directives, `#SLURM...` is probably a comment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown, table
@@ -75,7 +76,7 @@ rm\s+(?:-\w+\s+)+(["'])(?:\$\{\w+\}|[^"'\n{(`])*\*[^"'\n]*\1
     @ in quotes, * is only a character, so this deletes nothing @ write the * outside the quotes
 for\s+\w+\s+in\s+\{\w*\.\.\$ @ bash expands braces before variables @ use $(seq FIRST LAST)
 for\s+\w+\s+in\s+(?:\d+\.\.\d+|\{\d+-\d+\})\s*$ @ this is one word, not a list @ write {FIRST..LAST}
-(?!(?:lscpu|uname|hostname|date|env)\b)(?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
+(?!(?:lscpu|uname|hostname|date)\b|env\s+2>)(?:[^'"#|(`]|\([^()'"#|`]*\))*\s2>&1 +>>? *(?!/dev/null)[\w./$]
     @ standard error does not go to the file, as 2>&1 comes before its name
     @ write 2>&1 after it, as in > FILE 2>&1
 <ANY>[\s=][\u201c\u201d] @ bash does not treat these quotes as quotes @ write " @ note
@@ -192,12 +193,21 @@ trap\s+(["'])(?!.*(?:\$\?|\bif\b|&&|\|\||\[\s))[^\n]{,300}?(?:touch\s|>)[^\n;&|]
 [^#]*\bR\s+CMD\s+BATCH\s+(?:-\S+\s+)*[^\s-]\S*\.[Rr]\s+"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_?I\w+)\}?"?\s*$
     @ R takes the index for the name of the output file, so the program gets no argument
     @ write Rscript FILE.R ARGUMENT @ note
-(?P<left>)(?:\S*/)?(?:abaqus|abq\d\w*)\s(?=[^#]*\b(?:job|j)=)(?!\s*-?(?:make|python|cae|viewer|odbreport|upgrade|help)\b)
-    (?![^#]*\s-?int(?:e\w*)?(?:\s|$))
+(?P<alone>)(?:\S*/)?R(?=\s)(?!.*\s(?:-f|-e|CMD|--(?:no-?save|save|vanilla|slave|no-echo|file=\S*))(?:\s|$))[^#<|]*<\s*[^\s<]
+    @ without --save, --no-save or --vanilla, R stops if its input is no terminal @ add --no-save
+while\s[^#]{,50}\bsqueue\b(?![^#]*(?:grep|\s-[jnp]\b|--(?:jobs?|name)|SLURM_JOB_ID))[^#]*\s-u[^#]*\bwc\b[^#]*(?:-gt|-ne|>|!=)\s*["']?0
+    @ the jobs of the user include this one, so this loop does not end
+    @ select the others by their name or ID, or use sbatch --wait @ note
+(?P<ends>)sleep\s+(?:inf(?:inity)?|\d{6,}|\d+d)\s*$
+    @ this keeps the nodes until the walltime, though the programs have ended @ remove it @ note
+(?P<alone>)(?:srun\s+|mpirun\s[^#|]*)?(?:\S*/)?gmx(?:_mpi)?\s+(?:trjconv|rms|rmsf|gyrate|energy|genion|hbond|covar|make_ndx)\s(?![^#]*(?:<|--?h(?:elp)?\b))
+    @ GROMACS asks for a group here, and a batch job has no input @ write echo GROUP | before it @ note
+(?P<left>)(?:\S*/)?(?:abaqus|abq\d\w*)\s(?=[^#]{,500}?\b(?:job=|j=|-?job\s))(?!\s*-?(?:make|python|cae|viewer|odbreport|upgrade|help
+    |fetch|terminate|suspend|resume|findkeyword|ascfil|append)\b)(?![^#]*(?:\s-?int(?:e\w*)?(?:\s|$)|\s["']?\$))
     @ abaqus runs in the background, so the job may end before the analysis has finished
     @ add interactive @ note
-[^#'"]*(?<![\w-])parallel\s(?=[^#]*(?:--sshlogin(?:file)?|--slf|-S)[\s=])(?![^#]*(?:--(?:workdir|wd|basefile|transfer|bf)\b|\bcd\s))
-    [^#]*?[\s"']\./\w
+(?:[^#'"|]{,99}\|\s*)?parallel\s(?=[^#]{,300}?(?:--sshlogin(?:file)?|--slf|-S)[\s=])
+    (?![^#]{,500}?(?:--(?:workdir|wd|basefile|transfer|bf)\b|\bcd\s))[^#]{,300}?[\s"']\./\w
     @ on other hosts, GNU parallel runs this in the home directory @ add --workdir "$PWD" @ note
 (?:wandb|huggingface-cli|hf auth|hf)\s+login\s*$|accelerate\s+config\s*$
     @ this command may wait for input, which a batch job does not get
@@ -231,6 +241,10 @@ _ENDLESS = re.compile(
     r"mlflow\s+(?:ui|server)|ollama\s+serve|python\S*\s+-m\s+(?:http\.server|vllm\.ent|sglang\.launch_ser))"
 )
 _SERVERS = re.compile(r"redis-server\b|(?:\S*/)?(?:mongod|mysqld)\s(?!.*--fork)|nvidia-cuda-mps-control -f")
+_FOR_USERS = re.compile(r"jupyter|vllm|ollama|tensorboard|mlflow|http\.server|sglang")
+_ENDS_OTHERS = re.compile(
+    r"(?:kill|pkill|killall|trap|disown|scancel|set)\b|.*(?:redis-cli\b.*\bshutdown|--shutdown|mysqladmin)"
+)
 # A program that ends, and none that serves others.
 _ENDS_ITSELF = re.compile(
     r"(?i)(?!.*(?<!-)\b\w*(?:server?|worker|scheduler|controller|dask|jupyter)\b)(?!ray start)"
@@ -335,14 +349,34 @@ def _has_input(script: Script, command: Command) -> bool:
     return index > 0 and script.commands[index - 1].ends in ("|", "|&")
 
 
+@lru_cache(maxsize=8)
+def _last_wait(text: str) -> int:
+    """Returns the last line that may wait for a program in the background; 0 if there is none."""
+    waits = re.compile(r"[^#]{,300}(?:\b(?:sleep|wait|while|until)\b|\.lck\b)")
+    return max((number for number, line in enumerate(text.splitlines(), 1) if waits.match(line)), default=0)
+
+
 def _is_awaited(script: Script, command: Command) -> bool:
     """Returns whether a command may wait for one that has gone to the background."""
-    rest = "\n".join(script.lines[command.line :])
-    return bool(re.search(r"\b(?:sleep|wait|while|until)\b|\.lck\b", rest))
+    return command.line < _last_wait(script.text)
+
+
+def _is_alone(script: Script, command: Command) -> bool:
+    """Returns whether no program has run before this command, or others follow."""
+    before = any(
+        _ENDS_ITSELF.match(c.text[:1000]) and c.ends == "\n" for c in script.commands if c.line < command.line
+    )
+    return not before or command is not script.commands[-1]
 
 
 # Groups of expressions, and when what they match is as meant.
-_UNLESS = {"online": _is_online, "detached": _is_followed, "alone": _has_input, "left": _is_awaited}
+_UNLESS = {
+    "online": _is_online,
+    "detached": _is_followed,
+    "alone": _has_input,
+    "left": _is_awaited,
+    "ends": _is_alone,
+}
 
 
 def _keeps_others_waiting(script: Script, command: Command) -> bool:
@@ -362,12 +396,17 @@ def _keeps_others_waiting(script: Script, command: Command) -> bool:
 
 def _endless_before(script: Script, wait: Command) -> int:
     """Returns the line of a program in the background that does not end by itself; 0 if there is none."""
+    if wait is not next(c for c in script.commands if c.words == ("wait",)):
+        return 0
     before = [c for c in script.commands if c.line < wait.line]
-    if any(c.name in ("kill", "pkill", "killall", "trap", "disown", "scancel", "set") for c in before):
+    if any(_ENDS_OTHERS.match(c.text) for c in before):
         return 0
     started = [c.line for c in before if c.ends == "&" and _runs_on(c)]
     # A script that only starts servers waits for them on purpose.
-    if not any(_ENDS_ITSELF.match(c.text[:1000]) and not _runs_on(c) for c in before):
+    others = [c for c in before if _ENDS_ITSELF.match(c.text[:1000]) and not _runs_on(c)]
+    # A user may work with Jupyter or a model after the programs that prepare it.
+    is_service = any(c.line in started and _FOR_USERS.search(c.text) for c in before)
+    if not others or (is_service and all(c.ends != "&" for c in others)):
         return 0
     text = "\n".join(script.lines[: wait.line - 1])
     loops = (text.count("\n", 0, loop.start()) + 1 for loop in _ENDLESS_LOOP.finditer(text))
@@ -375,7 +414,7 @@ def _endless_before(script: Script, wait: Command) -> int:
 
 
 def _runs_on(command: Command) -> bool:
-    is_stopped = re.search(r"\btimeout\b|--pid|--kill-on-bad-exit", command.text)
+    is_stopped = re.search(r"\btimeout\b|--pid|--kill-on-bad-exit|--daemonize", command.text)
     return not is_stopped and (_ENDLESS.match(command.text) or _SERVERS.match(command.text)) is not None
 
 
@@ -414,7 +453,7 @@ def _not_expanded(script: Script, command: Command) -> Iterator[tuple[str, ...]]
         yield "the semicolon ends the value, and bash runs the directory after it", "write : instead"
     submits = _SUBMITTED.match(outside)
     if submits and submits[1] in script.set_once:
-        waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:\$\{{?{submits[1]}\b(?!\}}?[#%/])"
+        waits = rf"\s(?:-d|--dep\w*)[= ][\"']?\w+:[\"']?\$\{{?{submits[1]}\b(?!\}}?[#%/])"
         is_given = re.search(r"(?m)^(?![ \t]*#|.*[(`]\s*sbatch).*--parsable", script.text)
         if re.search(waits, script.text) and not is_given:  # in a variable or a function
             yield "sbatch prints a sentence, not only the job ID", "add --parsable after sbatch"

@@ -186,8 +186,10 @@ def _may_be_harmless(subject: Subject, name: str, line: int) -> bool:
 
 def _has_only_absolute_paths(script: Script) -> bool:
     """Returns whether the commands have paths, and none of them begins at the current directory."""
-    words = [word.strip("\"'") for c in script.commands if c.name not in ("module", "ml") for word in c.argv]
-    return any(word[:1] == "/" for word in words) and not any(map(_RELATIVE_PATH.match, words))
+    light = ("module", "ml", "cd", "echo", "export", "source", "date")
+    commands = [[w.strip("\"'") for w in c.argv] for c in script.commands if c.argv and c.name not in light]
+    have_paths = bool(commands) and all(any(w[:1] == "/" for w in words[1:]) for words in commands)
+    return have_paths and not any(_RELATIVE_PATH.match(word) for words in commands for word in words)
 
 
 def _without_option(subject: Subject, read: Mapping[str, int]) -> Iterator[Problem]:

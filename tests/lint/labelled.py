@@ -145,7 +145,6 @@ P = "#!/bin/bash -l\n#PBS -l walltime=01:00:00\n"
 SELECT = P + "#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4\n"
 ARRAY = S + "#SBATCH --array=0-9\nI=$SLURM_ARRAY_TASK_ID\n"
 LOCAL = S + "W=$(mktemp -d /tmp/a.XXXX)\ntrap 'rm -rf $W' EXIT\n"
-TUNNEL = "N=$(hostname)\nP=8899\necho ssh -N -L $P:$N:$P login\n"
 TORQUE = P + "#PBS -l nodes=1:ppn=8\n"
 
 # Whole scripts: the check, whether it has a finding, and the script.
@@ -1575,10 +1574,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB042", False, S + "# 20 at the same time\n#SBATCH --array=1-200%20\n./a $SLURM_ARRAY_TASK_ID\n"),
     ("JOB042", False, S + "# at most 1 at a time\n#SBATCH --array=1-20:1\n./a $SLURM_ARRAY_TASK_ID\n"),
     ("JOB042", False, S + "# each takes 20 rows\n#SBATCH --array=1-200:20\n./a $SLURM_ARRAY_TASK_ID\n"),
-    ("JOB042", True, S + TUNNEL + "jupyter lab --ip=127.0.0.1 --port=$P\n"),
-    ("JOB042", True, S + TUNNEL + "jupyter lab --no-browser --port=$P\n"),
-    ("JOB042", False, S + TUNNEL + "jupyter lab --no-browser --ip=0.0.0.0 --port=$P\n"),
-    ("JOB042", False, S + TUNNEL.replace("$N:", "localhost:") + "jupyter lab --port=$P\n"),
     ("SLURM020", False, S + "#SBATCH -D runs/a\n#SBATCH -o runs/a/a.log\nmkdir -p runs/a\n./a\n"),
 ]
 
