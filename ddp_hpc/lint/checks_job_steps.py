@@ -39,14 +39,14 @@ _SIZE = re.compile(r"SLURM_(?:NNODES|JOB_NUM_NODES|NTASKS)\b")
 # A registry, whose name has a dot, before an image that is no file.
 _REGISTRY = re.compile(r"[a-z][\w-]*(?:\.[\w-]+)+(?::\d+)?/[^#]+(?<!\.sq[fs][hs])(?<!\.sif)(?<!\.squashfs)")
 _WRITES = re.compile(r"[^-=2&|<>]>\s*([\w./-]+)(?=[\s;'\"]|$)(?<!/dev/null)")
-_KEPT = re.compile(r"--(?=\w*?(?:out|save))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)")
+_KEPT = re.compile(
+    r"--(?=\w*?(?:out|save|ckpt|checkpoint))\w+[= ]\"?((?:\$\{?(?:SLURM_)?TMPDIR|/tmp|/dev/shm)\b[^\s\"]*)"
+)
 # Files of a fixed name that a command writes, and commands that write none of their results.
 _FIXED = re.compile(
     r"(?:\s(?:--out(?:put|file)?|-o)[= ]|[^-=2&|<>]>\s?)[\"']?([\w./-]+\.[A-Za-z]\w*)(?=[\s;\"']|$)"
 )
-_KEPT_IN_VARIABLE = re.compile(
-    r"\s--(?=\w*?(?:out|save|ckpt|checkpoint))[\w-]+[= ]\"?(\$\{?(\w+)\}?(?![\w$])[^\s\"]*)"
-)
+_KEPT_IN_VARIABLE = re.compile(r"\s--(?=\w*?(?:out|save))[\w-]+[= ]\"?(\$\{?(\w+)\}?(?![\w$])[^\s\"]*)")
 _NODE_LOCAL = re.compile(
     r"\$\(mktemp -d(?:\s.{,99}(?:\{?(?:SLURM_)?TMPDIR\b|/tmp\b).*|\))|"
     r"(?:\$\{?(?:SLURM_)?TMPDIR\b|/tmp\b)[^.]*"

@@ -361,7 +361,7 @@ def _is_awaited(script: Script, command: Command) -> bool:
     return command.line < _last_wait(script.text)
 
 
-def _is_alone(script: Script, command: Command) -> bool:
+def _has_a_purpose(script: Script, command: Command) -> bool:
     """Returns whether no program has run before this command, or others follow."""
     before = any(
         _ENDS_ITSELF.match(c.text[:1000]) and c.ends == "\n" for c in script.commands if c.line < command.line
@@ -375,7 +375,7 @@ _UNLESS = {
     "detached": _is_followed,
     "alone": _has_input,
     "left": _is_awaited,
-    "ends": _is_alone,
+    "ends": _has_a_purpose,
 }
 
 
