@@ -25,8 +25,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
-    if subject.path is not None and subject.path.suffix.lower() in (".r", ".py", ".jl", ".pl", ".m"):
-        return  # a header for another program, which starts this one
+    if subject.path is not None and subject.path.suffix == ".R":
+        return  # sourceSlurm of slurmR reads the directives, and starts R
     if complaint := bash_complaint(script.text):
         line, message = complaint
         if not is_reached(script, line):
