@@ -26,6 +26,7 @@ _OF_GPU = re.compile(r"(?:\s--?(?:gpu|device|gpu[-_]id)[= ]\"?(?:cuda:)?|\bcuda:
 
 @check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
 def _visible_devices(subject: Subject) -> Iterator[Problem]:
+    yield from _other_than_own(subject)
     yield from _beyond_last_device(subject)
     yield from _all_on_first(subject)
     yield from _of_options(subject)
@@ -125,18 +126,22 @@ def _ranks_of(start: Start) -> int:
     return (start.ranks_per_node or 0) if is_rank else 0
 
 
-def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
-    """Yields ranks that take their number on the node for that of a GPU, and are more than its GPUs."""
-    gpus = subject.gpus_per_node
-    of_job = subject.script.value("--gpus-per-task")
-    for command in subject.script.launches("srun"):
-        number = _LOCAL_DEVICE.search(single_quoted(command.text))
-        if "--gpu-bind" in subject.script.text:
-            return
-        if number and (command.option("--gpus-per-task") or of_job) == "1" and subject.has_many_tasks:
+def _other_than_own(subject: Subject) -> Iterator[Problem]:
+    """Yields tasks that take their number on the node for that of a GPU, and see one GPU each."""
+    script = subject.script
+    if "--gpu-bind" in script.text or not subject.has_many_tasks:
+        return
+    for command in script.launches("srun"):
+        of_task = command.option("--gpus-per-task") or script.value("--gpus-per-task")
+        if of_task == "1" and (number := _LOCAL_DEVICE.search(single_quoted(command.text))):
             what = "with --gpus-per-task=1, each task sees only its own GPU, as device 0"
             yield Problem(command.line, what, f"write 0 for ${number[1]}", "note")
             return
+
+
+def _beyond_last_device(subject: Subject) -> Iterator[Problem]:
+    """Yields ranks that take their number on the node for that of a GPU, and are more than its GPUs."""
+    gpus = subject.gpus_per_node
     for start in starts(subject) if gpus and subject.script.value("--exclusive") is None else ():
         ranks, number = start.ranks_per_node or 0, _LOCAL_NUMBER.search(single_quoted(start.command.text))
         if start.is_launched and gpus and number and ranks > gpus:

@@ -1316,6 +1316,12 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ),
     ("RANK017", True, S + "#SBATCH -n 4 --gpus-per-task=1\nsrun bash -c 'python a.py cuda:$SLURM_LOCALID'\n"),
     ("RANK017", False, S + "#SBATCH -n 4 --gpus-per-task=1\nsrun bash -c 'python a.py cuda:0'\n"),
+    (
+        "RANK017",
+        True,
+        S + "#SBATCH --ntasks-per-node=4 --gres=gpu:2 --gpu-bind=none\n"
+        "srun bash -c 'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID python a.py'\n",
+    ),
     ("JOB040", False, S + "while read -r a; do\n  srun python a.py \\\n    $a < /dev/null\ndone < list\n"),
     ("JOB034", True, S + 'eval "$(conda shell.bash hook)"\nDATA="~/data"\nls "$DATA"\n'),
     (

@@ -26,7 +26,8 @@ _MAIL = frozenset(
 ) | frozenset(f"TIME_LIMIT_{share}" for share in (50, 80, 90))
 # Types of mail, by other words for them.
 _MEANT_MAIL = {"error": "FAIL", "fail": "FAIL", "failed": "FAIL", "abort": "FAIL", "start": "BEGIN"}
-_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL", "timeout": "TIME_LIMIT"}
+_MEANT_MAIL |= {"begin": "BEGIN", "end": "END", "finish": "END", "all": "ALL"}
+_MEANT_MAIL |= {"timeout": "TIME_LIMIT", "time_out": "TIME_LIMIT"}
 _SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU CHLD PIPE"
 _SIGNAL = re.compile(
     rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
