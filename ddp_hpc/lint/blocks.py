@@ -110,6 +110,12 @@ def if_without_then(commands: Iterable[Command]) -> int:
     return 0
 
 
+def reads_pipe(script: Script, command: Command) -> bool:
+    """Returns whether a command reads the output of another one."""
+    index = script.commands.index(command)
+    return index > 0 and script.commands[index - 1].ends in ("|", "|&")
+
+
 def is_in_background(lines: Sequence[str], line: int) -> bool:
     """Returns whether the block around a line, or a function with it, seems to run in the background."""
     own = lines[line - 1].rstrip()

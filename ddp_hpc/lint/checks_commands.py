@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise, takewhile
 
 from ddp_hpc.lint.bash_syntax import is_reached
-from ddp_hpc.lint.blocks import CLOSES, asks_where, may_run_elsewhere
+from ddp_hpc.lint.blocks import CLOSES, asks_where, may_run_elsewhere, reads_pipe
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import expanded_in_shell, requests_gpus, starts
 from ddp_hpc.lint.parse_script import Command, Script
@@ -275,13 +275,12 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     num_sudo = sum(command.name == "sudo" for command in subject.script.commands)
     # Without a shebang and directives at its beginning, the file may be a list of commands for a terminal.
     is_script = bool(subject.script.scheduler and (subject.script.read() or subject.script.shebang))
-    commands = subject.script.commands if is_script and not asks else ()
-    for before, command in zip((None, *commands), commands, strict=False):
+    for command in subject.script.commands if is_script and not asks else ():
         # An alias runs nothing, and the others give their command a terminal.
         is_other = command.name in ("echo", "printf", "alias", "script", "unbuffer", "expect")
         if is_other or "--no-shell" in command.words or not (match := _INTERACTIVE.search(command.text)):
             continue
-        has_input = before is not None and before.ends in ("|", "|&") and " shell" in match[0]
+        has_input = " shell" in match[0] and reads_pipe(subject.script, command)
         is_sudo = match[0].strip() == "sudo"
         # For a program of the site, and on machines where the author is root, it needs no password.
         of_site = any(

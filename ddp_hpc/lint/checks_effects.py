@@ -193,7 +193,7 @@ def _copies(subject: Subject) -> Iterator[Problem]:
 def _serial_solvers(subject: Subject) -> Iterator[Problem]:
     """Yields a solver of OpenFOAM of which a launcher starts several copies, as -parallel is missing."""
     for command in subject.script.launches("srun", "mpirun", "mpiexec"):
-        words = command.argv[1 + len(command.own_words) :] or ("",)
+        words = command.after_options or ("",)
         is_open = any(word in ("-parallel", "-help") or word[:1] in ("$", "`", ":") for word in words)
         of_job = "$SLURM_NTASKS" if command.name == "srun" else ""
         given = command.option("-n", "-np", "--np", "--ntasks") or of_job
@@ -229,10 +229,12 @@ def _memory_of_each_cpu(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     memory = re.fullmatch(r"(?i)(\d{1,6})([gt])b?", script.value("--mem-per-cpu") or "")
     cpus = whole_number(script.value("--cpus-per-task")) or 1
-    total = int(memory[1]) * (1024 if memory[2] in "tT" else 1) * cpus if memory else 0
+    if memory is None:
+        return
+    total = int(memory[1]) * (1024 if memory[2] in "tT" else 1) * cpus
     if total >= 1024:
         what = f"--mem-per-cpu applies to each CPU of a task ({cpus}), so each task needs {total} GiB"
-        remedy = f"write --mem={plain(memory[0]) if memory else ''} if this is the memory for each node"
+        remedy = f"write --mem={plain(memory[0])} if this is the memory for each node"
         severity: Severity = "warning" if total > 4096 else "note"
         yield Problem(subject.line_of("--mem-per-cpu"), what, remedy, severity)
 

@@ -223,18 +223,17 @@ def _of_array(script: Script) -> set[str]:
 
 def _at_last_index(subject: Subject) -> Iterator[Problem]:
     """Yields a command of the task with the last index of an array that reads the results of all tasks."""
-    last = re.fullmatch(r"\d+-(\d{1,9})", subject.script.value("--array", "-J") or "")
-    number = rf"(?:{last[1]}|\$\{{?SLURM_ARRAY_TASK_MAX\}}?)" if last else ""
-    index = r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?"
-    asks = re.compile(rf"{index}[\"']?\s*(?:-eq|==?)\s*[\"']?{number}\b")
-    text = subject.script.text
+    script = subject.script
+    last = re.fullmatch(r"\d+-(\d{1,9})", script.value("--array", "-J") or "")
+    compares = r"\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?"
     # The tasks may have a branch each, or wait for each other.
-    branches = {*re.findall(rf"{index}[\"']?\s*(?:-eq|==?)\s*[\"']?(\d+)", text)}
-    if len(branches) > 1 or re.search(r"\b(?:while|until)\b", text):
+    has_branches = len({*re.findall(rf"{compares}(\d+)", script.text)}) > 1
+    if last is None or has_branches or re.search(r"\b(?:while|until)\b", script.text):
         return
-    for command in subject.script.commands if last else ():
+    asks = re.compile(rf"{compares}(?:{last[1]}|\$\{{?SLURM_ARRAY_TASK_MAX\}}?)\b")
+    for command in script.commands:
         is_read = re.match(r"(?:cat|paste|python\S*|Rscript|tar|zip)\s[^#]*?[\w./]\*", command.text)
-        if is_read and asks.search(subject.script.conditions.get(command.line, "")):
+        if is_read and asks.search(script.conditions.get(command.line, "")):
             what = "the task with the last index may get here before the others end, and miss their results"
             yield Problem(command.line, what, "do this in a separate job that depends on the array")
             return
@@ -251,14 +250,15 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
             )
             yield Problem(command.line, what, "put the index of the task into its name")
             return
-        edited = _EDITED.search(command.text) if command.name == "sed" else None
-        if edited and names & {*_NAME.findall(command.text)}:
+        if names.isdisjoint(_NAME.findall(command.text)):
+            continue
+        if command.name == "sed" and (edited := _EDITED.search(command.text)):
             what = f"all tasks of the array change {shown(edited[1])}, while others read it"
             yield Problem(command.line, what, "let each task write a copy: sed ... FILE > FILE_OF_TASK")
             return
         file = _FIXED.search(command.text) or _SAVED.search(text)
         file = None if _NO_RESULTS.fullmatch(command.name) else file
-        if file and names & {*_NAME.findall(command.text)}:
+        if file:
             what = f"all tasks of the array write to {shown(file[1])}, and only one result remains"
             yield Problem(command.line, what, "put the index of the task into its name")
             return
@@ -268,23 +268,23 @@ def _is_lost(subject: Subject, command: Command, name: str) -> bool:
     """Returns whether the variable names a directory of the node from which no later command copies."""
     script = subject.script
     later = [c for c in script.commands if c.line > command.line and name in _NAME.findall(c.text)]
-    is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text) or script.sets("TMPDIR")
+    is_in_container = re.search(rf":[\"']?\$\{{?{name}\b", script.text) is not None
     traps = " ".join(c.text for c in script.commands if c.name == "trap")
     # Another program may read what this one writes there.
     is_read = any(
         c.name not in ("rm", "echo", "ls", "du", "trap") and _writes_elsewhere(c, name) for c in later
     )
     is_removed = not traps or re.fullmatch(r"(?:trap\s+['\"]rm -\w+ [^;&]*['\"][\w\s]*)+", traps) is not None
-    is_local = _NODE_LOCAL.fullmatch(script.set_once.get(name, "")) and not is_in_container
-    return bool(is_local) and is_removed and not is_read
+    is_elsewhere = is_in_container or script.sets("TMPDIR")
+    return _is_on_node(script, name) and is_removed and not (is_elsewhere or is_read)
 
 
 def _writes_elsewhere(command: Command, name: str) -> bool:
     """Returns whether a command may write outside this directory."""
-    if re.search("upload|push|sync|send|copy|store", command.text):
+    if re.search("upload|push|sync|send|copy|store|>", command.text):
         return True
-    paths = [word for word in command.argv[2:] if "/" in word or "$" in word or ">" in command.text]
-    return any(name not in _NAME.findall(path) for path in paths) or ">" in command.text
+    paths = (word for word in command.argv[2:] if "/" in word or "$" in word)
+    return any(name not in _NAME.findall(path) for path in paths)
 
 
 def _left_on_node(subject: Subject) -> Iterator[Problem]:
@@ -310,7 +310,12 @@ def _left_on_node(subject: Subject) -> Iterator[Problem]:
 def _goes_to_node(script: Script, command: Command) -> bool:
     """Returns whether a command goes to a directory of the node whose name is in a variable."""
     into = re.fullmatch(r"cd\s+[\"']?\$\{?(\w+)\}?[\"']?\s*", command.text)
-    return bool(into) and _NODE_LOCAL.fullmatch(script.set_once.get(into[1] if into else "", "")) is not None
+    return into is not None and _is_on_node(script, into[1])
+
+
+def _is_on_node(script: Script, name: str) -> bool:
+    """Returns whether a variable is the name of a directory of the node."""
+    return _NODE_LOCAL.fullmatch(script.set_once.get(name, "")) is not None
 
 
 def _in_order(subject: Subject, command: Command) -> Iterator[Problem]:
@@ -358,13 +363,19 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
             what += "" if appends else ", and each overwrites the output of the others"
             severity: Severity | None = "note" if appends or is_redirected else None
             yield Problem(d.line, what, "put %a, or %A_%a, into the name", severity)
-            for command in script.commands if array and not appends and d.flag == "--output" else ():
-                of_r = _WRITES_ROUT.search(command.text)
-                if of_r and not re.search(r"(?m)\b(?:cd|pushd)\s[^#\n]*\$", script.text):
-                    name = plain(of_r[1]).rpartition("/")[2]
-                    what = f"all tasks write to {name}out, and each overwrites the others' output"
-                    remedy = f"write R CMD BATCH {plain(of_r[1])} NAME_$SLURM_ARRAY_TASK_ID.Rout"
-                    yield Problem(command.line, what, remedy)
+            yield from _one_rout(script) if d.flag == "--output" and not appends else ()
+
+
+def _one_rout(script: Script) -> Iterator[Problem]:
+    """Yields R CMD BATCH without the name of its output, which then is the same for all tasks."""
+    if re.search(r"(?m)\b(?:cd|pushd)\s[^#\n]*\$", script.text):
+        return
+    for command in script.commands:
+        if of_r := _WRITES_ROUT.search(command.text):
+            name = plain(of_r[1]).rpartition("/")[2]
+            what = f"all tasks write to {name}out, and each overwrites the others' output"
+            remedy = f"write R CMD BATCH {plain(of_r[1])} NAME_$SLURM_ARRAY_TASK_ID.Rout"
+            yield Problem(command.line, what, remedy)
 
 
 @check("SLURM027", "warning", "--export without ALL")

@@ -15,8 +15,9 @@ _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--
 # These end at once, or write their output to a file themselves.
 _PRINTS_LITTLE = re.compile(
     r"\s(?:--version|-V)\b|\swhich\s|python\S*\s+-c\s.*\bprint\(|sh\s+-\w*c\s.*>|"
-    r"\bsamtools\s+(?:sort|index)\b|\bnb(?:convert|term)\b|\s-v\s[^\n]{,20}\|$"
+    r"\bsamtools\s+(?:sort|index)\b|\bnb(?:convert|term)\b"
 )
+_SHORT_OPTION_LAST = re.compile(r"\s-v\s[^\n]{,19}$")  # such as `-v 2>&1`, before a pipe
 _WRITES_TEXT = (
     *("echo", "printf", "date", "cat", "", "}", "module", "env", "ls", "lscpu", "hostname", "nvidia-smi"),
     *("uname", "free", "df"),
@@ -40,7 +41,8 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     is_old = re.search(r"conda\d?/4\.[0-8]\b", script.text)
     for command in commands:
         keeps = _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export")
-        keeps = keeps and not _PRINTS_LITTLE.search(f"{command.text} {command.ends}")
+        is_version = command.ends == "|" and _SHORT_OPTION_LAST.search(command.text)
+        keeps = keeps and not (is_version or _PRINTS_LITTLE.search(command.text))
         # What reads the output in $( ) needs all of it.
         if keeps and not re.search(r"(?:\$\(|`)\s*(?:\S{,200}/)?conda run", script.lines[command.line - 1]):
             what = "conda run prints the output of the program only after the program has ended"

@@ -92,12 +92,13 @@ def _ranks_beyond_nodefile(subject: Subject) -> Iterator[Problem]:
             yield Problem(command.line, what, f"add :{name}={-(-total // slots)} {where}")
     is_threaded = re.search(r"ompthreads(?!=1\b)|ngpus", subject.script.text)
     for command in subject.script.launches("mpirun", "mpiexec") if of_chunks and not is_threaded else ():
+        options = _OWN_FILE.sub("", command.text)
         # A number of ranks that the script computes from this file.
         given = command.option("-n", "-np", "--np") or ""
         value = subject.script.set_once.get(given.strip("${}"), given)
         of_file = re.search(r"\bwc\b.{,40}NODEFILE|NODEFILE.{,40}\bwc\b", value) and "uniq" not in value
-        of_file = of_file and "sort -u" not in value and not _PLACES.search(_OWN_FILE.sub("", command.text))
-        is_bare = not _SIZED.search(_OWN_FILE.sub("", command.text)) and len(command.words) > 1
+        of_file = of_file and "sort -u" not in value and not _PLACES.search(options)
+        is_bare = not _SIZED.search(options) and len(command.words) > 1
         if of_file or is_bare:
             by = "with the number of lines of PBS_NODEFILE" if of_file else "without -n"
             what = f"{by}, {command.name} starts one rank for each chunk ({of_chunks}), as none has"

@@ -10,7 +10,7 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.lint.blocks import asks_where
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain, table
 from ddp_hpc.lint.launch_commands import Start, requests_gpus, starts
-from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command
+from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command, Script
 from ddp_hpc.lint.placeholders import is_template
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
@@ -132,21 +132,11 @@ def _memory(subject: Subject) -> Iterator[Problem]:
     given = [(name, value) for _, name, value in subject.scheduler.reader.memory(subject.script)]
     name, value = given[-1] if len(given) == 1 else ("", "")
     has = _bytes(value) * {"--mem": 1, "mem": 1, "--mem-per-cpu": _num_cpus(subject)}.get(name, 0)
-    exported = {name for _, name, _ in subject.script.exports}
-    text = subject.script.text
-    unexported = {
-        line
-        for line, name, _ in subject.script.assignments
-        if name not in exported and f"${name}" not in text and f"${{{name}" not in text
-    }
-    commands = [
-        (c.line, c.text)
-        for c in subject.script.commands
-        if c.name not in _RUN_ELSEWHERE and (c.argv or c.line not in unexported)
-    ]
-    if "#SBATCH hetjob" in subject.script.text or "#SBATCH packjob" in subject.script.text:
+    if not has or re.search("#SBATCH (?:het|pack)job", subject.script.text):
         return
-    for line, text in commands if has else ():
+    unread = _unread_variables(subject.script)
+    commands = (c for c in subject.script.commands if c.name not in _RUN_ELSEWHERE)
+    for line, text in [(c.line, c.text) for c in commands if c.argv or c.line not in unread]:
         found = [(option, _bytes(size, 1)) for option, size in _LIMITS.findall(text)]
         if sort := re.search(r"\bsamtools\s+sort\s[^|;]*", text):
             of_each, threads = (re.search(rf"\s{o}\s?(\S+)", sort[0]) for o in ("-m", "(?:-@|--threads)"))
@@ -160,6 +150,16 @@ def _memory(subject: Subject) -> Iterator[Problem]:
             severity: Severity | None = "note" if may_fit else None
             yield Problem(line, what, "request more memory, or allow the program less", severity)
             return
+
+
+def _unread_variables(script: Script) -> set[int]:
+    """Returns the lines of variables that are not exported, and that no command of the script reads."""
+    exported, text = {name for _, name, _ in script.exports}, script.text
+    return {
+        line
+        for line, name, _ in script.assignments
+        if name not in exported and f"${name}" not in text and f"${{{name}" not in text
+    }
 
 
 def _orca(subject: Subject) -> Iterator[Problem]:

@@ -106,8 +106,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         unit = "seconds" if in_seconds else "minutes"
         what = f"{subject.scheduler.title} reads walltime {text} as {text} {unit}"
         # A comment such as `# Runtime in D-HH:MM` is a part of many templates.
-        is_form = text not in _USUAL_HOURS and not (says_hours and "HH" not in says_hours[0].upper())
-        yield Problem(line, what, f"write {text}:00:00", "note" if is_form else None)
+        means_hours = text in _USUAL_HOURS or (says_hours and "HH" not in says_hours[0].upper())
+        yield Problem(line, what, f"write {text}:00:00", None if means_hours else "note")
     elif subject.scheduler.reader.bare_walltime_unit_s == 60 and re.fullmatch(r"[1-9]\d{3,6}", text):
         if int(text) % 3600 == 0 and int(text) > _MOST_MINUTES:
             what = f"{subject.scheduler.title} reads walltime {text} as minutes: {int(text) / 1440:g} days"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.files_beside import is_part_of_others
 from ddp_hpc.lint.log_directories import created_directories, directory_of, exists_near, missing_directory
-from ddp_hpc.lint.long_options import with_two_dashes
+from ddp_hpc.lint.long_options import long_name, with_two_dashes
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import stands_for_value
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value, rejecting_versions
@@ -139,7 +139,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     unknown = [d for d in _options(subject) if d.fault == "unknown"]
     flags = (d.flag for d in unknown if d.flag[:2] == "--")
-    long = {flag: flag[2:82].lower().replace("_", "-").partition(":")[0] for flag in flags}
+    long = {flag: long_name(flag) for flag in flags}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
@@ -329,11 +329,11 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             is_value = bool(value) and not expected_value(flag, value)
             yield Problem(d.line, what, "remove the blanks from the value" if is_value else "remove it")
         elif before is not None and before.line == d.line and before.value in _CUT and before.flag[1] == "-":
+            is_apart = before.value == "="
             what = f"a blank follows {before.flag}=, so it has no value, and sbatch rejects the script"
-            remedy = f"write {before.flag}={plain(d.value).lstrip('=')}"
-            if before.value == "=":
-                what = "blanks around = end the option"
-                remedy = f"write {before.flag}={plain(d.value)}" if before.written == before.flag else _AS_ONE
+            what = "blanks around = end the option" if is_apart else what
+            is_short = is_apart and before.written != before.flag  # it may stand for several options
+            remedy = _AS_ONE if is_short else f"write {before.flag}={plain(d.value).lstrip('=')}"
             if sum(one.line == d.line and one.fault == "stray" for one in options) > 1:
                 remedy += ", and quote a value with blanks"
             yield Problem(d.line, what, remedy)

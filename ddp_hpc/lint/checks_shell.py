@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_hpc.lint.bash_syntax import is_reached
+from ddp_hpc.lint.blocks import reads_pipe
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown, table
 from ddp_hpc.lint.launch_commands import single_quoted
 from ddp_hpc.lint.parse_script import Command, Script
@@ -254,6 +255,7 @@ _ENDLESS_LOOP = re.compile(
     r"(?m)^while\s+(?:true|:|\[\s+1\s+\])\s*(?:;|\n)\s*do\b(?:(?!^done\b|\bbreak\b|\bexit\b)[\s\S]){,2000}?"
     r"^done\b[^\n#]*&[ \t]*$"
 )
+_WAITS = re.compile(r"[^#]{,300}(?:\b(?:sleep|wait|while|until)\b|\.lck\b)")
 _OF_WAIT = "write the IDs of the other processes after wait, or kill that one first"
 _STARTS = re.compile(r"(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed|python[\d.]*|bash)\s")
 _ENDS = re.compile("|echo|printf|date|kill|wait|sleep|exit|rm|deactivate|conda|module")
@@ -343,17 +345,10 @@ def _is_followed(script: Script, command: Command) -> bool:
     return any(name == "sleep" or not _ENDS_WITH_SCREENS.fullmatch(name) for name in after)
 
 
-def _has_input(script: Script, command: Command) -> bool:
-    """Returns whether a command reads the output of another one."""
-    index = script.commands.index(command)
-    return index > 0 and script.commands[index - 1].ends in ("|", "|&")
-
-
 @lru_cache(maxsize=8)
 def _last_wait(text: str) -> int:
     """Returns the last line that may wait for a program in the background; 0 if there is none."""
-    waits = re.compile(r"[^#]{,300}(?:\b(?:sleep|wait|while|until)\b|\.lck\b)")
-    return max((number for number, line in enumerate(text.splitlines(), 1) if waits.match(line)), default=0)
+    return max((number for number, line in enumerate(text.splitlines(), 1) if _WAITS.match(line)), default=0)
 
 
 def _is_awaited(script: Script, command: Command) -> bool:
@@ -373,7 +368,7 @@ def _has_a_purpose(script: Script, command: Command) -> bool:
 _UNLESS = {
     "online": _is_online,
     "detached": _is_followed,
-    "alone": _has_input,
+    "alone": reads_pipe,
     "left": _is_awaited,
     "ends": _has_a_purpose,
 }

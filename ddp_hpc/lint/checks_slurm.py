@@ -115,9 +115,8 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in subject.script.launches("srun"):
-        has_program = len(command.own_words) + 1 < len(command.argv)
         is_bound = command.option("--cpu-bind") in (None, "cores", "threads", "verbose,cores")
-        if has_program and is_bound and command.option("-c", "--cpus-per-task") is None:
+        if command.after_options and is_bound and command.option("-c", "--cpus-per-task") is None:
             what = (
                 f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
                 f"does not inherit it, so each rank {'gets' if version else 'may get'} one core"
@@ -144,9 +143,8 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         # Other programs often ignore the signal.
         text = re.sub(r"--signal\S*|--requeue", "", subject.script.text)
         handles = re.search(r"(?i)checkpoint|ckpt|requeue|signal|lightning|preempt", text)
-        ignores = any(source.ignores_signals for _, _, source in programs(subject))
         remedy = "request one task, and put srun in front of the program"
-        is_handled = handles and not ignores
+        is_handled = handles and not any(source.ignores_signals for _, _, source in programs(subject))
         yield Problem(subject.line_of("--signal"), what, remedy, None if is_handled else "note")
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:

@@ -72,9 +72,9 @@ def _arguments(subject: Subject) -> Iterator[Problem]:
 
 def _of_qsub(command: Command) -> Iterator[tuple[str, str, Severity]]:
     """Yields an argument after the name of a script, which qsub of PBS does not take."""
-    index = next((i for i, word in enumerate(command.argv) if _JOB_SCRIPT.fullmatch(word)), 0)
     if "--" in command.argv:
         return  # PBS passes on what follows
+    index = next((i for i, word in enumerate(command.argv) if _JOB_SCRIPT.fullmatch(word)), 0)
     following = command.argv[index + 1 : index + 2] if index and command.argv[index - 1][:1] != "-" else ()
     if following and following[0][:1] not in ("-", ":"):
         what = f"qsub of PBS does not pass the argument {shown(following[0])} to the script"

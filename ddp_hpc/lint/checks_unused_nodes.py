@@ -111,12 +111,8 @@ def _mpi_alone(subject: Subject) -> Iterator[Problem]:
         return
     for start in starts(subject):
         is_mpi4py = start.program == "python" and start.words[1:3] == ("-m", "mpi4py")
-        if (is_mpi4py or _WITH_MPI.fullmatch(start.program)) and not {
-            "-h",
-            "-help",
-            "--help",
-            "--version",
-        } & {*start.words}:
+        has_mpi = is_mpi4py or _WITH_MPI.fullmatch(start.program)
+        if has_mpi and {"-h", "-help", "--help", "--version"}.isdisjoint(start.words):
             # Built with OpenMP, one rank may use all CPUs of a node.
             has_threads = re.search(
                 r"\somp\b|OMP_NUM_THREADS=(?!1\b)|\s-k\w* on .{0,40}\bt [2-9]", subject.script.text

@@ -8,7 +8,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.request.program_files import text_of
 from ddp_hpc.schedulers.reader import ScriptReader
 
 _PROGRAMS = frozenset((".py", ".sh", ".bash", ".csh", ".pl", ".rb", ".jl", ".R", ".ipynb", ".mk", ".m", ""))
@@ -41,9 +40,13 @@ def is_part_of_others(path: Path | None) -> bool:
 
 def _is_end_of_another(path: Path) -> bool:
     """Returns whether a script beside the file consists of a shebang, a few lines, and this file."""
-    own = text_of(path) or b""
-    others = filter(None, map(text_of, islice(path.parent.glob(f"*{path.suffix}"), _MAX_FILES)))
-    return any(one.startswith(b"#!") and own != one and one.endswith(own) for one in others if own.strip())
+    own = next(_texts_in(path.absolute().parent, lambda one: one.name == path.name), "")
+    others = _texts_in(
+        path.absolute().parent, lambda one: one.name.endswith(path.suffix) and one.name != path.name
+    )
+    return bool(own.strip()) and any(
+        one.startswith("#!") and one != own and one.endswith(own) for one in others
+    )
 
 
 def options_on_submission(path: Path | None, reader: ScriptReader) -> frozenset[str]:

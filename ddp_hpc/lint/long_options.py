@@ -16,9 +16,14 @@ def with_two_dashes(d: ReadOption) -> str:
     return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""
 
 
+def long_name(flag: str) -> str:
+    """Returns the name of a long option as sbatch writes it, without a value after a colon."""
+    return flag[2:82].lower().replace("_", "-").partition(":")[0]
+
+
 def near_option(flag: str) -> str:
     """Returns the option of sbatch that is nearest to an unknown long option; empty if none is similar."""
-    name = flag[2:].lower().replace("_", "-")
+    name = long_name(flag)
     if not flag.startswith("--") or find_option(name) != ():
         return ""
     near = nearest_known([name], CURRENT, cutoff=0.75).get(name)

@@ -151,6 +151,11 @@ class Command:
                 values = max(0, values - 1)
         return self.argv[1 : len(self.argv) - len(self.launched)]
 
+    @property
+    def after_options(self) -> tuple[str, ...]:
+        """What follows the launcher's options: a program that may be unknown, and its arguments."""
+        return self.argv[1 + len(self.own_words) :]
+
     def option(self, *names: str) -> str | None:
         """Returns the value of the first of these launcher options that is given, or None."""
         words = self.own_words
