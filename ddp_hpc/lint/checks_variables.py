@@ -64,6 +64,7 @@ _READ_BY_PROGRAMS = re.compile(
     r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
     r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
 )
+_OFF_BY_DEFAULT = re.compile(r"CUDA_LAUNCH_BLOCKING|\w+_OFFLINE")
 _RELATIVE_PATH = re.compile(r"\.{1,2}(?:/|$)|[\w-]{1,99}/|[\w-]{0,99}\.[A-Za-z]\w{0,5}$|.{0,99}\*|<")
 # What exports all variables, reads one by its name, or reads another file.
 _IS_READ_ELSEWHERE = re.compile(
@@ -405,7 +406,9 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
     is_of_shell = not script.shebang or re.search(r"\b(?:ba|z|k|da)?sh\b", script.shebang)
     if not is_of_shell or (script.directives and not script.scheduler):
         return
-    for name, line in {name: line for line, name, _ in script.assignments}.items():
+    for name, (line, value) in {name: (line, value) for line, name, value in script.assignments}.items():
+        if value == "0" and _OFF_BY_DEFAULT.fullmatch(name):
+            continue
         is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
         # OpenPBS exports OMP_NUM_THREADS to jobs (start_exec.c), so a new value of it is exported, too.
         is_needed = is_needed and (name, subject.scheduler.name) != ("OMP_NUM_THREADS", "pbs")
