@@ -50,8 +50,6 @@ _KNOWN = {
 _FLAGS = re.compile(r"--(?:standalone|no-python|use-(?:env|deepspeed|fsdp)|multi-gpu|same-network|cpu)")
 _VALUED = re.compile(r"--?(?:np?|hosts?|hostfile|ppn|nproc[-_]per[-_]node|nnodes|num[-_](?:gpus|processes))")
 _JOB_SCRIPT = re.compile(r"[\w./${}-]+\.(?:sh|pbs|qsub|job)")
-# The controller checks these when it accepts a job. The steps of a job ignore them, as observed with 22.05.
-_NOT_OF_STEPS = frozenset({"--dependency", "--priority"})
 _OF_SBATCH = re.compile(r"--(?:gres|gpus\S*|ntasks\S*|cpus-per-task|partition|mem|array|dependency|chdir)\b")
 
 
@@ -139,7 +137,8 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
                 ("takes", "omit its value") if d.fault[0] == "e" else ("has", "write a value after it")
             )
             yield f"{shown(d.written)} of {name} {has} no value", remedy
-        elif not _HIDDEN.search(d.value) and not (of_srun and d.flag in _NOT_OF_STEPS):
+        # srun does not read a dependency, and in a job only a step starts, which ignores it (22.05).
+        elif not _HIDDEN.search(d.value) and not (of_srun and d.flag == "--dependency"):
             yield from _rejected_value(name, d, dashes, version)
     flags = {d.flag for d in given}
     if "--version" in flags and not of_srun and rest:

@@ -1930,6 +1930,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM015", "error", S + "#SBATCH --ntasks=eight\n./a\n"),
     ("RANK031", "error", S + "srun -np 4 ./a\n"),
     ("RANK031", "error", S + "sbatch --dependency=afterok:first job.sh\n"),
+    ("RANK031", "error", S + "srun --priority=-5 ./a\n"),
     ("JOB011", "error", "#!/bin/bash\n#SBATCH --time=long\n./a\n"),
     ("JOB022", "warning", S.replace("bash", "bash -l") + "./a /scratch/$PBS_JOBID\n"),
     ("JOB035", "warning", S + "#export OMP_NUM_THREADS=4\nexport OMP_NUM_THREAD=4\n./a\n"),
