@@ -103,6 +103,24 @@ def _rejected_value(
         yield (what, remedy, "note") if is_replaced else (what, remedy)
 
 
+def _unknown_option(
+    name: str, flag: str, dashes: str
+) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
+    """Yields an option that srun or sbatch does not have."""
+    what = f"{name} has no option {shown(flag)}"
+    other = "sbatch" if name == "srun" else "srun"
+    if not dashes and flag[2:] in (CURRENT if name == "srun" else SRUN_OPTIONS):
+        yield what, f"give it to {other} instead"
+        return
+    near = nearest_known([flag[2:]], (*SRUN_OPTIONS, *CURRENT), cutoff=0.75)[flag[2:]]
+    instead = _instead(name, flag.replace("_", "-")) or (near and f"--{near}")
+    if dashes or instead:
+        yield what, dashes or f"use {instead}; see {name} --help"
+    else:
+        what += ", unless a plugin of the site adds it"
+        yield what, f"omit it, or use an option that {name} --help lists", "note"
+
+
 def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
     """Yields what srun or sbatch rejects, and what sbatch passes on to the script."""
     if command.name not in ("srun", "sbatch"):
@@ -118,17 +136,7 @@ def _of_slurm(command: Command, version: str) -> Iterator[tuple[str, str] | tupl
         if OF_PLUGINS.fullmatch(d.flag[2:]) or _HIDDEN.search(d.written) or (d.flag[1] != "-" and not dashes):
             return
         if d.fault == "unknown":
-            near = nearest_known([d.flag[2:]], (*SRUN_OPTIONS, *CURRENT), cutoff=0.75)[d.flag[2:]]
-            instead = _instead(name, d.flag.replace("_", "-")) or (near and f"--{near}")
-            what = f"{name} has no option {shown(d.flag)}"
-            if dashes or instead:
-                yield what, dashes or f"use {instead}; see {name} --help"
-            else:
-                yield (
-                    f"{what}, unless a plugin of the site adds it",
-                    f"omit it, or use an option that {name} --help lists",
-                    "note",
-                )
+            yield from _unknown_option(name, d.flag, dashes)
             return
         if d.value.startswith("--") and "=" not in d.written and not d.fault:
             yield f"{name} takes {shown(d.value)} for the value of {shown(d.written)}", "write its value"

@@ -87,6 +87,8 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
 @pytest.mark.parametrize(
     ("check", "command", "remedy"),
     [
+        ("RANK031", "srun --array=1-2 ./a", "give it to sbatch instead"),
+        ("RANK031", "sbatch --label job.sh", "give it to srun instead"),
         ("JOB003", "conda activate <environment>", "replace it with a value"),
         ("RANK018", "#SBATCH -N 2\nmpirun -H $SLURM_NODELIST ./a", "use $(scontrol show hostnames"),
         ("RANK018", "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames)", "use $(scontrol show hostnames"),
