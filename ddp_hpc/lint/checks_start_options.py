@@ -108,8 +108,8 @@ def _unknown_option(
 ) -> Iterator[tuple[str, str] | tuple[str, str, Severity]]:
     """Yields an option that srun or sbatch does not have."""
     what = f"{name} has no option {shown(flag)}"
-    other = "sbatch" if name == "srun" else "srun"
-    if not dashes and flag[2:] in (CURRENT if name == "srun" else SRUN_OPTIONS):
+    other, of_other = ("sbatch", CURRENT) if name == "srun" else ("srun", SRUN_OPTIONS)
+    if not dashes and flag[2:] in of_other:
         yield what, f"give it to {other} instead"
         return
     near = nearest_known([flag[2:]], (*SRUN_OPTIONS, *CURRENT), cutoff=0.75)[flag[2:]]

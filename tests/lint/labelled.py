@@ -153,6 +153,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK019", False, S + "export TRANSFORMERS_OFFLINE=1\npython a.py\n"),
     ("RANK019", True, S + "CUDA_LAUNCH_BLOCKING=1\npython a.py\n"),
     ("RANK019", False, S + "CUDA_LAUNCH_BLOCKING=0\npython a.py\n"),
+    ("RANK019", False, S + "TRANSFORMERS_OFFLINE=0\npython a.py\n"),
     ("RANK019", False, "#!/bin/bash\n#PBS -l select=1\nOMP_NUM_THREADS=4\n./a\n"),
     ("JOB040", False, S + "while read -r file; do\n  srun python a.py $file < /dev/null\ndone < list\n"),
     ("JOB040", False, S + "while read -r file; do\n  srun --input=none python a.py $file\ndone < list\n"),
